@@ -1,0 +1,1 @@
+"""Ledgers: append-only, fenced, closed once: what a bookie cluster does, behind `LedgerStore`."""
