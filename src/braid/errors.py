@@ -338,6 +338,16 @@ class LedgerStoreReadOnly(LedgerError):
     advice = Advice.BACKOFF
 
 
+class LedgerOverloaded(LedgerError):
+    """Too many bytes wait for the disk; this entry was not taken, the writer stays usable."""
+
+    advice = Advice.BACKOFF
+
+
+class LedgerStoreFailed(LedgerError):
+    """The disk reported an error after which nothing can be trusted; the process must end and start anew."""
+
+
 class DataDirectoryBusy(BraidError):
     """Another process holds the data directory."""
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from braid.errors import LedgerError
+from braid.errors import EntryNotFound, InvalidArgument, LedgerError
 
 NO_ENTRY = -1
 """Last confirmed entry of an empty ledger."""
@@ -60,7 +60,8 @@ class LedgerWriter(Protocol):
     """Bytes of all pushed entries."""
 
     def append(self, head: bytes, body: bytes) -> int:
-        """Queue the entry `head + body` and return its id. Raises LedgerFenced, LedgerClosed or LedgerStoreReadOnly."""
+        """Queue the entry `head + body` and return its id. Raises LedgerFenced, LedgerClosed, LedgerStoreReadOnly or
+        LedgerOverloaded; then the entry was not taken."""
         ...
 
     async def add(self, data: bytes) -> int:
@@ -128,3 +129,11 @@ class LedgerStore(Protocol):
     async def close(self) -> None:
         """Make everything pushed durable and release the store."""
         ...
+
+
+def check_entry_range(ledger_id: int, first: int, last: int, last_confirmed: int) -> None:
+    """Refuse a read that is empty or reaches beyond the confirmed entries."""
+    if first < 0 or last < first:
+        raise InvalidArgument(f"Cannot read entries {first} to {last} of ledger {ledger_id}: the range is empty or negative.")
+    if last > last_confirmed:
+        raise EntryNotFound(f"Ledger {ledger_id} has confirmed entries up to {last_confirmed}; entry {last} is beyond that.")

@@ -157,7 +157,7 @@ class SystemFiles:
         return path.exists()
 
     def names(self, directory: Path) -> list[str]:
-        return sorted(os.listdir(directory))
+        return sorted(path.name for path in directory.iterdir())
 
     def make_dir(self, directory: Path) -> None:
         missing = []
@@ -173,7 +173,7 @@ class SystemFiles:
         path.unlink(missing_ok=True)
 
     def replace(self, source: Path, target: Path) -> None:
-        os.replace(source, target)
+        source.replace(target)
 
     def sync_dir(self, directory: Path) -> None:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)

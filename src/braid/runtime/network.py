@@ -52,9 +52,7 @@ class SystemNetwork:
         loop = asyncio.get_running_loop()
         infos = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         sockets = _bind_same_port(infos, port)
-        servers: list[asyncio.AbstractServer] = []
-        for sock in sockets:
-            servers.append(await loop.create_server(factory, sock=sock, backlog=1024))
+        servers: list[asyncio.AbstractServer] = [await loop.create_server(factory, sock=sock, backlog=1024) for sock in sockets]
         return SystemListener(servers, host, sockets[0].getsockname()[1])
 
     async def connect(self, host: str, port: int, factory: Callable[[], P]) -> tuple[asyncio.Transport, P]:

@@ -87,7 +87,11 @@ class ThreadWorker:
                 result, error = None, exc
             if not self._report(done, result, error):
                 return
-        self._report(lambda _result, _error: self._ended.done() or self._ended.set_result(None), None, None)
+        self._report(self._end, None, None)
+
+    def _end(self, _result: Any, _error: BaseException | None) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
 
     def _report(self, done: Done, result: Any, error: BaseException | None) -> bool:
         try:

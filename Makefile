@@ -1,0 +1,66 @@
+# Braid: `make demo` shows the product working, `make test` runs the tests; both set everything up first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+SEED ?=
+SUITE ?=
+
+.PHONY: setup demo test check fmt bench kill power fuzz docs proto lock suite-python clean help
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
+
+setup: $(READY)  ## make the virtual environment in .venv with everything the project needs
+
+$(READY): requirements/dev.txt pyproject.toml packages/braid-spark/pyproject.toml packages/braid-cluster-switch/pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Braid needs Python 3.11 or newer; set PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+		-e . -e packages/braid-spark -e packages/braid-cluster-switch
+	@touch $(READY)
+
+demo: setup  ## start a broker, use it, kill it, restart it, verify
+	$(BIN)/python examples/demo.py
+
+test: setup  ## all tests with their short counts (at most 12 minutes on 2 cores)
+	$(BIN)/python -m pytest --write-requirements=docs/requirements.md
+
+check: setup  ## lint, types, import contracts, generated pages
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy src packages tests bench examples
+	$(BIN)/lint-imports
+	$(BIN)/python -m braid.cli.reference --check docs/reference
+
+fmt: setup  ## format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: setup  ## write the generated reference pages
+	$(BIN)/python -m braid.cli.reference docs/reference
+
+bench: setup  ## measure publish, delivery, latency, memory, restart
+	$(BIN)/python bench/run.py
+
+kill: setup  ## kill -9 the broker 50 times under load and look for lost or reordered messages
+	$(BIN)/python tests/e2e/kill_loop.py --kills 50
+
+power: setup  ## 200 seeded power cuts of the whole broker on a forgetful file system
+	$(BIN)/python tests/power/power_loop.py --cuts 200
+
+fuzz: setup  ## structure-aware fuzzing of the binary protocol, ten minutes
+	$(BIN)/python tests/fuzz/fuzz_loop.py --seconds 600
+
+suite-python: setup  ## run the official Python client's own test-suite: make suite-python SUITE=<its tests folder>
+	$(BIN)/python tests/e2e/suite_python.py "$(SUITE)"
+
+proto: setup  ## generate the protocol classes from the .proto file
+	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/braid/wire/schema/pulsar.proto
+
+lock: setup  ## pin the requirement files anew (needs uv)
+	cd requirements && uv pip compile --universal --python-version 3.11 --generate-hashes --no-header dev.in -o dev.txt
+
+clean:  ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .work

@@ -1,0 +1,1 @@
+"""Storage-cluster switching plug-in; empty until its issue."""

@@ -1,0 +1,1 @@
+"""PySpark data source for Braid; empty until the Spark issue."""

@@ -1,0 +1,1 @@
+"""Found by PySpark on its own; will register the data source `braid`."""

@@ -1,0 +1,1 @@
+"""The broker: connections, command handlers, topics, subscriptions and dispatchers."""

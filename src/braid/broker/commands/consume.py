@@ -1,0 +1,255 @@
+"""SUBSCRIBE, FLOW, ACK, REDELIVER, SEEK, UNSUBSCRIBE, CLOSE_CONSUMER and the questions a consumer asks."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from braid.broker.commands import schema
+from braid.broker.consumer import Consumer, ConsumerInfo
+from braid.broker.service import check_served
+from braid.broker.subscription import TYPE_LABELS, Subscription
+from braid.errors import (
+    BraidError,
+    ConsumerNotFound,
+    MetadataFailure,
+    NotAllowed,
+    NotReady,
+    Overloaded,
+    ProducerBusy,
+    ProtocolError,
+)
+from braid.model.ackset import from_words as mask_from_words
+from braid.model.names import TopicName
+from braid.model.positions import EARLIEST, LATEST, Position
+from braid.wire import messages, replies
+from braid.wire.commands import encode, enum_value, signed64
+from braid.wire.entries import entry_metadata
+from braid.wire.types import AckType, CommandType, InitialPosition, SubType
+
+if TYPE_CHECKING:
+    from braid.broker.connection import BrokerConnection
+
+RESERVED_PREFIX = "pulsar.repl"
+RESERVED_NAMES = frozenset({"pulsar.dedup", "__compaction"})
+
+
+def position_of(message_id: messages.MessageIdData) -> Position:
+    return Position(signed64(message_id.ledgerId), signed64(message_id.entryId))
+
+
+async def subscribe(connection: BrokerConnection, body: messages.CommandSubscribe) -> None:
+    """Attach a consumer, in the order of checks of the protocol sheet 5.1."""
+    name = TopicName.parse(body.topic)
+    _check_supported(name, body)
+    if sum(len(pair.key) + len(pair.value) for pair in body.metadata) > connection.config.max_consumer_metadata_chars:
+        raise MetadataFailure(
+            f"The consumer's metadata exceeds {connection.config.max_consumer_metadata_chars} characters; send less."
+        )
+    slot = ("consumer", body.consumer_id)
+    if slot in connection.creating:
+        raise NotReady(f"Consumer {body.consumer_id} is being created already.")
+    if body.consumer_id in connection.consumers:
+        connection.link.write(replies.success(body.request_id))
+        return
+    if len(connection.producers) + len(connection.consumers) >= connection.config.max_handles_per_connection:
+        raise Overloaded("This connection has too many producers and consumers; close some or open another connection.")
+    connection.creating.add(slot)
+    try:
+        await _subscribe(connection, body, name)
+    finally:
+        connection.creating.discard(slot)
+
+
+def _check_supported(name: TopicName, body: messages.CommandSubscribe) -> None:
+    check_served(name)
+    if not body.subscription or body.subscription.startswith(RESERVED_PREFIX) or body.subscription in RESERVED_NAMES:
+        raise ProducerBusy(f"{body.subscription!r} cannot be the name of a subscription; choose another.")
+    if SubType(body.subType) is SubType.KEY_SHARED:
+        raise NotAllowed("This broker has no Key_Shared subscriptions yet; use Exclusive, Shared or Failover.")
+    if body.read_compacted:
+        raise NotAllowed("This broker has no compaction yet; subscribe without read_compacted.")
+
+
+async def _subscribe(connection: BrokerConnection, body: messages.CommandSubscribe, name: TopicName) -> None:
+    service = connection.service
+    topic = await service.topic(name, create=body.force_topic_creation)
+    if body.HasField("schema"):
+        await schema.register(service, name, body.schema)
+    policies = await service.namespaces.policies(name.namespace)
+    start = position_of(body.start_message_id) if body.HasField("start_message_id") else None
+    subscription = await topic.subscription(
+        body.subscription,
+        is_durable=body.durable,
+        start=start,
+        initial=EARLIEST if InitialPosition(body.initialPosition) is InitialPosition.EARLIEST else LATEST,
+        properties={pair.key: pair.value for pair in body.subscription_properties},
+        allow_create=policies.auto_subscription_creation,
+    )
+    if body.start_message_rollback_duration_sec > 0 and not subscription.consumers:
+        since = connection.clock.now_ms() - body.start_message_rollback_duration_sec * 1000
+        await subscription.seek(await topic.log.find_time(max(since, 0)))
+    info = ConsumerInfo(
+        consumer_id=body.consumer_id,
+        name=body.consumer_name,
+        priority=body.priority_level,
+        metadata={pair.key: pair.value for pair in body.metadata},
+        epoch=signed64(body.consumer_epoch) if body.HasField("consumer_epoch") else None,
+        partition=name.partition_index,
+    )
+    consumer = await subscription.attach(info, connection.link, SubType(body.subType))
+    connection.add_consumer(consumer)
+    connection.link.write(replies.success(body.request_id))
+
+
+def flow(connection: BrokerConnection, body: messages.CommandFlow) -> None:
+    if body.messagePermits == 0:
+        raise ProtocolError(f"A FLOW for consumer {body.consumer_id} grants no permits.")
+    consumer = connection.consumers.get(body.consumer_id)
+    if consumer is not None:
+        consumer.subscription.flow(consumer, body.messagePermits)
+
+
+def acknowledge(connection: BrokerConnection, body: messages.CommandAck) -> None:
+    """Apply an ACK; it is answered only if it carries a request id, once the cursor is durable."""
+    consumer = connection.consumers.get(body.consumer_id)
+    wants_answer = body.HasField("request_id")
+    if consumer is None:
+        if wants_answer:
+            _answer_ack(connection, body, ConsumerNotFound(f"Consumer {body.consumer_id} does not exist on this connection."))
+        return
+    if body.HasField("txnid_most_bits") or body.HasField("txnid_least_bits"):
+        _answer_ack(connection, body, NotAllowed("This broker has no transactions yet; acknowledge without one."))
+        return
+    try:
+        _apply_ack(consumer, body)
+    except BraidError as failure:
+        if wants_answer:
+            _answer_ack(connection, body, failure)
+        return
+    if wants_answer:
+        connection.tasks.spawn(_answer_when_durable(connection, body, consumer.subscription), "ack")
+
+
+def _apply_ack(consumer: Consumer, body: messages.CommandAck) -> None:
+    subscription = consumer.subscription
+    ids = body.message_id
+    if AckType(body.ack_type) is AckType.CUMULATIVE:
+        if len(ids) == 1:
+            subscription.acknowledge_cumulative(consumer, position_of(ids[0]), list(ids[0].ack_set))
+        return
+    whole: list[Position] = []
+    masks: dict[Position, int] = {}
+    for message_id in ids:
+        position = position_of(message_id)
+        if message_id.ack_set:
+            masks[position] = masks.get(position, -1) & mask_from_words(message_id.ack_set)
+        else:
+            whole.append(position)
+    subscription.acknowledge(consumer, whole, masks)
+    consumer.acked_messages += len(ids)
+
+
+def _answer_ack(connection: BrokerConnection, body: messages.CommandAck, failure: BraidError | None) -> None:
+    if body.HasField("request_id"):
+        connection.link.write(
+            replies.ack_response(body.consumer_id, body.request_id)
+            if failure is None
+            else replies.ack_response(body.consumer_id, body.request_id, code=failure.code, text=failure.message)
+        )
+
+
+async def _answer_when_durable(connection: BrokerConnection, body: messages.CommandAck, subscription: Subscription) -> None:
+    try:
+        await subscription.cursor.flush()
+    except BraidError as failure:
+        _answer_ack(connection, body, failure)
+    else:
+        _answer_ack(connection, body, None)
+
+
+def redeliver(connection: BrokerConnection, body: messages.CommandRedeliverUnacknowledgedMessages) -> None:
+    consumer = connection.consumers.get(body.consumer_id)
+    if consumer is not None:
+        epoch = signed64(body.consumer_epoch) if body.HasField("consumer_epoch") else None
+        consumer.subscription.redeliver(consumer, [position_of(each) for each in body.message_ids], epoch)
+
+
+def close(connection: BrokerConnection, body: messages.CommandCloseConsumer) -> None:
+    """Unknown ids succeed (idempotent)."""
+    consumer = connection.consumers.pop(body.consumer_id, None)
+    if consumer is not None:
+        consumer.subscription.detach(consumer)
+    connection.link.write(replies.success(body.request_id))
+
+
+def _consumer(connection: BrokerConnection, consumer_id: int) -> Consumer:
+    consumer = connection.consumers.get(consumer_id)
+    if consumer is None:
+        raise MetadataFailure(f"Consumer {consumer_id} does not exist on this connection; subscribe first.")
+    return consumer
+
+
+async def unsubscribe(connection: BrokerConnection, body: messages.CommandUnsubscribe) -> None:
+    consumer = _consumer(connection, body.consumer_id)
+    subscription = consumer.subscription
+    subscription.check_unsubscribe(consumer, body.force)
+    connection.consumers.pop(body.consumer_id, None)
+    subscription.detach(consumer)
+    if subscription.topic.subscriptions.get(subscription.name) is subscription:
+        await subscription.topic.delete_subscription(subscription.name)
+    connection.link.write(replies.success(body.request_id))
+
+
+async def seek(connection: BrokerConnection, body: messages.CommandSeek) -> None:
+    """CLOSE_CONSUMER leaves before SUCCESS, so that the client drops what it has queued (trap 2)."""
+    subscription = _consumer(connection, body.consumer_id).subscription
+    if body.HasField("message_id"):
+        mask = mask_from_words(body.message_id.ack_set) if body.message_id.ack_set else None
+        await subscription.seek(position_of(body.message_id), mask)
+    elif body.HasField("message_publish_time"):
+        await subscription.seek(await subscription.log.find_time(body.message_publish_time))
+    else:
+        raise MetadataFailure("A SEEK needs a message id or a time.")
+    connection.link.write(replies.success(body.request_id))
+
+
+async def last_message_id(connection: BrokerConnection, body: messages.CommandGetLastMessageId) -> None:
+    """The last entry, with the index of its last message inside a batch, and how far the subscription is acknowledged."""
+    consumer = _consumer(connection, body.consumer_id)
+    log = consumer.subscription.log
+    last = log.last_position
+    batch_index = -1
+    if last.ledger_id >= 0:
+        entries = await log.read(last, 1, 1)
+        metadata = entry_metadata(entries[0].body) if entries else None
+        if metadata is not None and metadata.HasField("num_messages_in_batch"):
+            batch_index = metadata.num_messages_in_batch - 1
+    mark_delete = consumer.subscription.cursor.mark_delete
+    connection.link.write(
+        replies.last_message_id(
+            body.request_id,
+            replies.message_id(last.ledger_id, last.entry_id, consumer.info.partition, batch_index),
+            replies.message_id(mark_delete.ledger_id, mark_delete.entry_id) if mark_delete.ledger_id >= 0 else None,
+        )
+    )
+
+
+def stats(connection: BrokerConnection, body: messages.CommandConsumerStats) -> None:
+    reply = messages.CommandConsumerStatsResponse(request_id=body.request_id)
+    consumer = connection.consumers.get(body.consumer_id)
+    if consumer is None:
+        failure = ConsumerNotFound(f"Consumer {body.consumer_id} does not exist on this connection.")
+        reply.error_code = enum_value(failure.code)
+        reply.error_message = failure.message
+    else:
+        subscription = consumer.subscription
+        reply.consumerName = consumer.info.name
+        reply.availablePermits = max(consumer.permits, 0)
+        reply.unackedMessages = consumer.unacked
+        reply.blockedConsumerOnUnackedMsgs = consumer.is_blocked
+        reply.address = consumer.link.peer
+        reply.connectedSince = datetime.fromtimestamp(consumer.connected_ms / 1000, UTC).isoformat()
+        reply.type = TYPE_LABELS[subscription.sub_type]
+        reply.msgBacklog = subscription.cursor.backlog()
+    connection.link.write(encode(CommandType.CONSUMER_STATS_RESPONSE, reply))

@@ -1,0 +1,149 @@
+"""Settings of the broker; every bound a client can feel is here."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from braid.runtime.config import setting
+
+
+class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Section `[broker]`."""
+
+    cluster_name: Annotated[str, setting("Name of the cluster, shown in generated producer names", alias="clusterName")] = (
+        "standalone"
+    )
+    bind_address: Annotated[str, setting("Address or host name to listen on", alias="bindAddress")] = "localhost"
+    advertised_address: Annotated[
+        str, setting("Host name told to clients; empty = the bind address", alias="advertisedAddress")
+    ] = ""
+    port: Annotated[
+        int, setting("Port of the binary protocol; 0 = any free one", ge=0, le=65535, alias="brokerServicePort")
+    ] = 6650
+    http_port: Annotated[int, setting("Port of REST and metrics; 0 = any free one", ge=0, le=65535, alias="webServicePort")] = (
+        8080
+    )
+    max_message_size: Annotated[
+        int, setting("Largest message (metadata and payload) in bytes", ge=1024, le=128 << 20, alias="maxMessageSize")
+    ] = 5 * 1024 * 1024
+    keep_alive_seconds: Annotated[
+        int, setting("Period of PING on each connection", ge=1, le=3600, alias="keepAliveIntervalSeconds")
+    ] = 30
+    liveness_check_ms: Annotated[
+        int,
+        setting(
+            "How long an old connection may take to answer before its name is given to a new client",
+            ge=100,
+            le=60_000,
+            alias="connectionLivenessCheckTimeoutMillis",
+        ),
+    ] = 5000
+    max_pending_publishes_per_connection: Annotated[
+        int,
+        setting(
+            "Unacknowledged SENDs of one connection before the broker stops reading from it",
+            ge=1,
+            le=1_000_000,
+            alias="maxPendingPublishRequestsPerConnection",
+        ),
+    ] = 1000
+    max_pending_publish_bytes: Annotated[
+        int, setting("Unacknowledged publish bytes of the whole broker before it stops reading", ge=1 << 20, le=1 << 40)
+    ] = 256 << 20
+    max_connections: Annotated[int, setting("Connections accepted at the same time", ge=1, le=1_000_000)] = 10_000
+    max_requests_per_connection: Annotated[
+        int, setting("Requests of one connection under way at the same time", ge=1, le=1_000_000)
+    ] = 5000
+    max_handles_per_connection: Annotated[int, setting("Producers plus consumers of one connection", ge=1, le=1_000_000)] = (
+        20_000
+    )
+    write_high_water_bytes: Annotated[
+        int, setting("Bytes waiting in one connection before dispatch to it pauses", ge=4096, le=1 << 30)
+    ] = 1 << 20
+    dispatch_batch_entries: Annotated[
+        int, setting("Entries read at once for a subscription", ge=1, le=10_000, alias="dispatcherMaxReadBatchSize")
+    ] = 100
+    dispatch_batch_bytes: Annotated[
+        int, setting("Bytes read at once for a subscription", ge=1024, le=1 << 30, alias="dispatcherMaxReadSizeBytes")
+    ] = 5 * 1024 * 1024
+    shared_turn_entries: Annotated[
+        int,
+        setting(
+            "Entries one Shared consumer gets before the next one's turn",
+            ge=1,
+            le=10_000,
+            alias="dispatcherMaxRoundRobinBatchSize",
+        ),
+    ] = 20
+    max_unacked_per_consumer: Annotated[
+        int,
+        setting(
+            "Unacknowledged messages of a Shared consumer; 0 = no limit",
+            ge=0,
+            le=10_000_000,
+            alias="maxUnackedMessagesPerConsumer",
+        ),
+    ] = 50_000
+    max_unacked_per_subscription: Annotated[
+        int,
+        setting(
+            "Unacknowledged messages of a Shared subscription; 0 = no limit",
+            ge=0,
+            le=100_000_000,
+            alias="maxUnackedMessagesPerSubscription",
+        ),
+    ] = 200_000
+    max_consumer_metadata_chars: Annotated[
+        int, setting("Size of a consumer's metadata map", ge=0, le=1 << 20, alias="maxConsumerMetadataSize")
+    ] = 1024
+    allow_auto_topic_creation: Annotated[bool, setting("Create topics on first use", alias="allowAutoTopicCreation")] = True
+    auto_topic_partitions: Annotated[
+        int,
+        setting("Partitions of auto-created topics; 0 = a plain topic", ge=0, le=10_000, alias="defaultNumPartitions"),
+    ] = 0
+    allow_auto_subscription_creation: Annotated[
+        bool, setting("Create subscriptions on first use", alias="allowAutoSubscriptionCreation")
+    ] = True
+    max_partitions: Annotated[
+        int, setting("Partitions of one topic", ge=1, le=100_000, alias="maxNumPartitionsPerPartitionedTopic")
+    ] = 10_000
+    deduplication: Annotated[
+        bool, setting("Deduplicate messages by producer name and sequence id", alias="brokerDeduplicationEnabled")
+    ] = False
+    deduplication_snapshot_entries: Annotated[
+        int,
+        setting(
+            "Entries between two snapshots of the deduplication state",
+            ge=1,
+            le=1_000_000,
+            alias="brokerDeduplicationEntriesInterval",
+        ),
+    ] = 1000
+    deduplication_max_producers: Annotated[
+        int,
+        setting(
+            "Producers remembered per topic for deduplication",
+            ge=1,
+            le=1_000_000,
+            alias="brokerDeduplicationMaxNumberOfProducers",
+        ),
+    ] = 10_000
+    retention_minutes: Annotated[
+        int,
+        setting("Keep acknowledged messages this long; 0 = not, -1 = for ever", ge=-1, alias="defaultRetentionTimeInMinutes"),
+    ] = 0
+    retention_mb: Annotated[
+        int,
+        setting("Keep acknowledged messages up to this size; 0 = none, -1 = no limit", ge=-1, alias="defaultRetentionSizeInMB"),
+    ] = 0
+    retention_check_seconds: Annotated[
+        int, setting("How often logs are trimmed", ge=1, le=86_400, alias="retentionCheckIntervalInSeconds")
+    ] = 120
+    end_of_topic_clients: Annotated[
+        str,
+        setting(
+            "Client version prefixes that are told the end of a terminated topic (others drop the connection when told), by comma"
+        ),
+    ] = "Pulsar-Java,Braid"

@@ -1,0 +1,261 @@
+"""Dispatch to many consumers: Shared subscriptions.
+
+Owns the replay set (entries to be sent again), redelivery counts, round robin by priority, the unacknowledged limits and the rule
+that all chunks of a message go to one consumer. Redelivered entries go out before new ones, in log order. Must not acknowledge.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sortedcontainers import SortedSet
+
+from braid.broker.consumer import Consumer
+from braid.errors import BraidError
+from braid.managedledger.api import Entry
+from braid.model.positions import Position
+from braid.wire.peek import chunk_of
+
+if TYPE_CHECKING:
+    from braid.broker.subscription import Subscription
+
+
+class SharedDispatcher:
+    """Every entry goes to one of the consumers that can take it."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+        self.consumers: list[Consumer] = []
+        self.unacked = 0
+        self._is_blocked = False
+        self.replay: SortedSet[Position] = SortedSet()
+        self.counts: dict[Position, int] = {}
+        self._chunk_owner: dict[str, Consumer] = {}
+        self._turn = 0
+        self._generation = 0
+        self._is_reading = False
+
+    def add(self, consumer: Consumer) -> None:
+        if not self.consumers:
+            self._restart()
+        self.consumers.append(consumer)
+        self.consumers.sort(key=lambda member: member.info.priority)
+        self.pump()
+
+    def remove(self, consumer: Consumer) -> None:
+        self.consumers.remove(consumer)
+        self.unacked -= consumer.unacked
+        for uuid in [uuid for uuid, owner in self._chunk_owner.items() if owner is consumer]:
+            del self._chunk_owner[uuid]
+        if not self.consumers:
+            self._restart()
+            return
+        self.replay.update(consumer.pending)
+        consumer.pending = {}
+        consumer.unacked = 0
+        self._unblock()
+        self.pump()
+
+    def _restart(self) -> None:
+        """Nobody holds anything: counts are forgotten and reading starts at the first unacknowledged entry."""
+        self._generation += 1
+        self.replay.clear()
+        self.counts.clear()
+        self._chunk_owner.clear()
+        self.unacked = 0
+        self._is_blocked = False
+        self._subscription.cursor.rewind()
+
+    def rewind(self) -> None:
+        """Forget what was sent; the consumers have been disconnected (seek)."""
+        self._restart()
+
+    def flow(self, consumer: Consumer) -> None:
+        self.pump()
+
+    def redeliver(self, consumer: Consumer, positions: list[Position]) -> None:
+        """Put entries back that this consumer holds; without positions, all of them."""
+        moved = 0
+        for position in positions or list(consumer.pending):
+            messages = consumer.pending.pop(position, None)
+            if messages is None:
+                continue
+            moved += messages
+            self.replay.add(position)
+            self.counts[position] = self.counts.get(position, 0) + 1
+        consumer.unacked -= moved
+        self.unacked -= moved
+        self._unblock()
+        self.pump()
+
+    def acknowledged(self, acking: Consumer | None, positions: list[Position]) -> None:
+        """Entries are done: drop them from whoever holds them."""
+        for position in positions:
+            self.replay.discard(position)
+            self.counts.pop(position, None)
+            holder = acking if acking is not None and position in acking.pending else self._holder(position)
+            if holder is not None:
+                messages = holder.pending.pop(position)
+                holder.unacked -= messages
+                self.unacked -= messages
+        self._unblock()
+
+    def partly_acknowledged(self, position: Position, open_messages: int) -> None:
+        """Some batch indexes of an entry are done."""
+        holder = self._holder(position)
+        if holder is not None:
+            done = holder.pending[position] - open_messages
+            holder.pending[position] = open_messages
+            holder.unacked -= done
+            self.unacked -= done
+            self._unblock()
+
+    def _holder(self, position: Position) -> Consumer | None:
+        for consumer in self.consumers:
+            if position in consumer.pending:
+                return consumer
+        return None
+
+    def _unblock(self) -> None:
+        """Resume at half of a limit that was hit."""
+        config = self._subscription.config
+        resumed = False
+        if self._is_blocked and self.unacked <= config.max_unacked_per_subscription // 2:
+            self._is_blocked = False
+            resumed = True
+        for consumer in self.consumers:
+            if consumer.is_blocked and consumer.unacked <= config.max_unacked_per_consumer // 2:
+                consumer.is_blocked = False
+                resumed = True
+        if resumed:
+            self.pump()
+
+    def pump(self) -> None:
+        """Send what can be sent now."""
+        if self._is_reading or self._subscription.is_fenced:
+            return
+        config = self._subscription.config
+        while not self._is_blocked and (consumer := self._next_consumer()) is not None:
+            wanted = min(consumer.permits, config.shared_turn_entries)
+            if self.replay:
+                entries = self._replay_cached(wanted)
+                start: Position | None = self.replay[0]
+            else:
+                entries = self._subscription.cursor.read_cached(wanted, config.dispatch_batch_bytes)
+                start = None
+            if entries is None:
+                self._is_reading = True
+                self._subscription.spawn(self._read(start, wanted, self._generation), "read")
+                return
+            if not entries:
+                if start is None:
+                    self._subscription.caught_up()
+                    return
+                self.replay.discard(start)  # trimmed meanwhile: nothing is left to send
+                continue
+            if not self._send(consumer, entries, is_replay=start is not None):
+                return
+
+    def _next_consumer(self) -> Consumer | None:
+        """The next available consumer of the best priority, in turn."""
+        best: int | None = None
+        for step in range(len(self.consumers)):
+            consumer = self.consumers[(self._turn + step) % len(self.consumers)]
+            if consumer.is_available and (best is None or consumer.info.priority < self.consumers[best].info.priority):
+                best = (self._turn + step) % len(self.consumers)
+        if best is None:
+            return None
+        self._turn = best + 1
+        return self.consumers[best]
+
+    def _replay_cached(self, wanted: int) -> list[Entry] | None:
+        first = self.replay[0]
+        run = self._run_length(first, wanted)
+        entries = self._subscription.log.read_cached(first, run, self._subscription.config.dispatch_batch_bytes)
+        return None if entries is None else self._still_wanted(entries)
+
+    def _run_length(self, first: Position, wanted: int) -> int:
+        """How many entries from `first` on follow each other in the replay set."""
+        run = 1
+        for position in self.replay.islice(1, wanted):
+            if position != (first.ledger_id, first.entry_id + run):
+                break
+            run += 1
+        return run
+
+    def _still_wanted(self, entries: list[Entry]) -> list[Entry]:
+        return [entry for entry in entries if (entry.ledger_id, entry.entry_id) in self.replay]
+
+    async def _read(self, start: Position | None, wanted: int, generation: int) -> None:
+        """Fetch from storage, then go on pumping."""
+        config = self._subscription.config
+        try:
+            if start is None:
+                entries = await self._subscription.cursor.read(wanted, config.dispatch_batch_bytes)
+            else:
+                run = self._run_length(start, wanted) if start in self.replay else 1
+                entries = await self._subscription.log.read(start, run, config.dispatch_batch_bytes)
+        except BraidError as error:
+            self._is_reading = False
+            self._subscription.read_failed(error)
+            return
+        self._is_reading = False
+        if generation != self._generation:
+            self._subscription.cursor.rewind()
+        elif start is None:
+            if entries:
+                self._send_to_next(entries)
+        else:
+            entries = self._still_wanted(entries)
+            if start in self.replay and not any((entry.ledger_id, entry.entry_id) == start for entry in entries):
+                self.replay.discard(start)  # trimmed meanwhile
+            if entries:
+                self._send_to_next(entries, is_replay=True)
+        self.pump()
+
+    def _send_to_next(self, entries: list[Entry], *, is_replay: bool = False) -> None:
+        consumer = None if self._is_blocked else self._next_consumer()
+        if consumer is not None:
+            self._send(consumer, entries, is_replay=is_replay)
+        elif not is_replay:
+            self._put_back(entries[0])
+
+    def _put_back(self, entry: Entry) -> None:
+        """Not sent after all: read it again later."""
+        self._subscription.cursor.read_position = Position(entry.ledger_id, entry.entry_id)
+
+    def _send(self, consumer: Consumer, entries: list[Entry], *, is_replay: bool) -> bool:
+        """Send entries to `consumer` up to its permits; False if dispatch must wait (a chunk's owner is not available)."""
+        cursor = self._subscription.cursor
+        config = self._subscription.config
+        for number, entry in enumerate(entries):
+            position = Position(entry.ledger_id, entry.entry_id)
+            target = self._chunk_target(entry, consumer)
+            if target is None or not consumer.is_available or self._is_blocked:
+                if not is_replay:
+                    self._put_back(entries[number])
+                return target is not None
+            mask = cursor.unacked_mask(position) if cursor.has_partial_acks else None
+            messages = target.deliver_one(entry, self.counts.get(position, 0), mask)
+            self.replay.discard(position)
+            target.pending[position] = messages
+            target.unacked += messages
+            self.unacked += messages
+            if self._subscription.is_durable:
+                if config.max_unacked_per_consumer and target.unacked >= config.max_unacked_per_consumer:
+                    target.is_blocked = True
+                if config.max_unacked_per_subscription and self.unacked >= config.max_unacked_per_subscription:
+                    self._is_blocked = True
+        return True
+
+    def _chunk_target(self, entry: Entry, consumer: Consumer) -> Consumer | None:
+        """Who gets this entry: for a chunk, whoever got the first one; None if that consumer cannot take more now."""
+        chunk = chunk_of(entry.body)
+        if chunk is None:
+            return consumer
+        owner = self._chunk_owner.setdefault(chunk.uuid, consumer)
+        if not owner.is_available:
+            return None
+        if chunk.chunk_id == chunk.num_chunks - 1:
+            del self._chunk_owner[chunk.uuid]
+        return owner

@@ -1,0 +1,140 @@
+"""Dispatch to one active consumer: Exclusive and Failover subscriptions.
+
+Owns who is active and when the cursor is read. Entries go out in log order; after a change of the active consumer, or when it
+asks for redelivery, reading starts again at the first unacknowledged entry. Must not acknowledge anything.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from braid.broker.consumer import Consumer
+from braid.errors import BraidError
+from braid.managedledger.api import Entry
+from braid.model.positions import Position
+
+if TYPE_CHECKING:
+    from braid.broker.subscription import Subscription
+
+
+class SingleActiveDispatcher:
+    """One consumer receives; with Failover the others wait."""
+
+    def __init__(self, subscription: Subscription, *, is_failover: bool) -> None:
+        self._subscription = subscription
+        self._is_failover = is_failover
+        self.consumers: list[Consumer] = []
+        self.active: Consumer | None = None
+        self._generation = 0
+        self._is_reading = False
+
+    def add(self, consumer: Consumer) -> None:
+        self.consumers.append(consumer)
+        if not self._choose_active() and self._is_failover:
+            self._subscription.tell_active(consumer, consumer is self.active)
+
+    def remove(self, consumer: Consumer) -> None:
+        self.consumers.remove(consumer)
+        if consumer is self.active:
+            self.active = None
+            self._choose_active()
+
+    def _choose_active(self) -> bool:
+        """Pick the active consumer; True if it changed."""
+        chosen = self._pick()
+        if chosen is self.active:
+            return False
+        self.active = chosen
+        self.rewind()
+        if self._is_failover:
+            for consumer in self.consumers:
+                self._subscription.tell_active(consumer, consumer is chosen)
+        self.pump()
+        return True
+
+    def _pick(self) -> Consumer | None:
+        if not self.consumers:
+            return None
+        ranked = sorted(self.consumers, key=lambda consumer: (consumer.info.priority, consumer.info.name))
+        best = [consumer for consumer in ranked if consumer.info.priority == ranked[0].info.priority]
+        # Partitions of one topic spread over the consumers; a plain topic takes the first.
+        return best[max(ranked[0].info.partition, 0) % len(best)]
+
+    def flow(self, consumer: Consumer) -> None:
+        """The consumer has new permits."""
+        if consumer is self.active:
+            self.pump()
+
+    def redeliver(self, consumer: Consumer, positions: list[Position]) -> None:
+        """Start again at the first unacknowledged entry; ids are ignored, as the protocol has it."""
+        if consumer is self.active:
+            self.rewind()
+            self.pump()
+
+    def acknowledged(self, positions: list[Position]) -> None:
+        """Nothing is tracked per entry here."""
+
+    def rewind(self) -> None:
+        """Read again from the first unacknowledged entry."""
+        self._generation += 1
+        self._subscription.cursor.rewind()
+
+    def pump(self) -> None:
+        """Send what can be sent now: called on new data, new permits, and when the socket drains."""
+        consumer = self.active
+        if consumer is None or self._is_reading or self._subscription.is_fenced:
+            return
+        cursor = self._subscription.cursor
+        config = self._subscription.config
+        while consumer.permits > 0 and consumer.link.is_writable:
+            entries = cursor.read_cached(min(consumer.permits, config.dispatch_batch_entries), config.dispatch_batch_bytes)
+            if entries is None:
+                self._is_reading = True
+                self._subscription.spawn(self._read(self._generation), "read")
+                return
+            if not entries:
+                self._subscription.caught_up()
+                return
+            self._send(consumer, entries)
+
+    async def _read(self, generation: int) -> None:
+        """Fetch the next entries from storage, then go on pumping."""
+        config = self._subscription.config
+        consumer = self.active
+        entries: list[Entry] = []
+        try:
+            wanted = min(max(consumer.permits, 1), config.dispatch_batch_entries) if consumer is not None else 1
+            entries = await self._subscription.cursor.read(wanted, config.dispatch_batch_bytes)
+        except BraidError as error:
+            self._subscription.read_failed(error)
+            return
+        finally:
+            self._is_reading = False
+        if generation != self._generation or self.active is None:
+            # Somebody rewound meanwhile: what was read belongs to the past.
+            self._subscription.cursor.rewind()
+        elif entries:
+            self._send(self.active, entries)
+        self.pump()
+
+    def _send(self, consumer: Consumer, entries: list[Entry]) -> None:
+        """Send entries up to the consumer's permits; the rest is read again later."""
+        permits = consumer.permits
+        cursor = self._subscription.cursor
+        has_masks = cursor.has_partial_acks
+        sent = 0
+        for entry in entries:
+            if permits <= 0:
+                break
+            permits -= entry.messages
+            sent += 1
+        if sent < len(entries):
+            first = entries[sent]
+            cursor.read_position = Position(first.ledger_id, first.entry_id)
+            entries = entries[:sent]
+        if not has_masks:
+            consumer.deliver(entries)
+            return
+        for entry in entries:
+            mask = cursor.unacked_mask(Position(entry.ledger_id, entry.entry_id))
+            consumer.deliver_one(entry, 0, mask)

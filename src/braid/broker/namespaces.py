@@ -1,0 +1,264 @@
+"""Tenants, namespaces and partitioned topics: the records behind them and the rules for creating topics.
+
+Owns the records under `/admin`. Reads them from the store each time: the store answers from memory, and several brokers share it.
+Policy values keep upstream's names and shapes; keys we do not know are kept as they came.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from braid.broker.config import BrokerConfig
+from braid.errors import AlreadyExists, Conflict, InvalidArgument, NotFound, TopicNotFound, VersionConflict
+from braid.metadata.api import ABSENT, MetadataStore, Record, Span
+from braid.model.names import NamespaceName, TopicName
+from braid.model.names import encode as encode_name
+
+FORMAT_VERSION = 1
+_TENANTS = "/admin/tenants"
+_NAMESPACES = "/admin/namespaces"
+_PARTITIONED = "/admin/partitioned-topics"
+_CLUSTERS = "/admin/clusters"
+
+Json = dict[str, Any]
+
+
+class RetentionPolicies(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """How long acknowledged messages are kept; -1 = no limit."""
+
+    retention_time_in_minutes: int = 0
+    retention_size_in_mb: int = msgspec.field(default=0, name="retentionSizeInMB")
+
+
+class AutoTopicCreation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A namespace's answer to clients that name a topic which does not exist."""
+
+    allow_auto_topic_creation: bool = True
+    topic_type: str = "non-partitioned"
+    default_num_partitions: int = 1
+
+
+class PartitionedTopic(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The record of a partitioned topic."""
+
+    partitions: int
+    format_version: int = FORMAT_VERSION
+    deleted: bool = False
+    properties: dict[str, str] = {}
+
+
+class Policies:
+    """The policies of one namespace, as stored."""
+
+    def __init__(self, values: Json, broker: BrokerConfig) -> None:
+        self.values = values
+        self._broker = broker
+
+    @property
+    def deduplication(self) -> bool:
+        enabled = self.values.get("deduplicationEnabled")
+        return self._broker.deduplication if enabled is None else bool(enabled)
+
+    @property
+    def retention(self) -> RetentionPolicies:
+        stored = self.values.get("retention_policies")
+        if stored is None:
+            return RetentionPolicies(
+                retention_time_in_minutes=self._broker.retention_minutes, retention_size_in_mb=self._broker.retention_mb
+            )
+        return msgspec.convert(stored, RetentionPolicies)
+
+    @property
+    def auto_topic_creation(self) -> AutoTopicCreation:
+        stored = self.values.get("autoTopicCreationOverride")
+        if stored is None:
+            partitions = self._broker.auto_topic_partitions
+            return AutoTopicCreation(
+                allow_auto_topic_creation=self._broker.allow_auto_topic_creation,
+                topic_type="partitioned" if partitions else "non-partitioned",
+                default_num_partitions=partitions or 1,
+            )
+        return msgspec.convert(stored, AutoTopicCreation)
+
+    @property
+    def auto_subscription_creation(self) -> bool:
+        stored = self.values.get("autoSubscriptionCreationOverride")
+        if stored is None:
+            return self._broker.allow_auto_subscription_creation
+        return bool(stored.get("allowAutoSubscriptionCreation", True))
+
+
+class Namespaces:
+    """Reads and writes tenants, namespaces and partitioned-topic records."""
+
+    def __init__(self, store: MetadataStore, config: BrokerConfig) -> None:
+        self._store = store
+        self._config = config
+
+    async def bootstrap(self) -> None:
+        """Make the cluster and the public and system namespaces of a fresh installation."""
+        cluster = self._config.cluster_name
+        await self._create_if_absent(f"{_CLUSTERS}/{encode_name(cluster)}", {})
+        for tenant, namespace in (("public", "default"), ("pulsar", "system")):
+            await self._create_if_absent(f"{_TENANTS}/{tenant}", {"adminRoles": [], "allowedClusters": [cluster]})
+            await self._create_if_absent(f"{_NAMESPACES}/{tenant}/{namespace}", {"replication_clusters": [cluster]})
+
+    async def clusters(self) -> list[str]:
+        return [name async for name in self._store.names(Span(_CLUSTERS))]
+
+    async def tenants(self) -> list[str]:
+        return [name async for name in self._store.names(Span(_TENANTS))]
+
+    async def tenant(self, tenant: str) -> Json:
+        record = await self._store.get(f"{_TENANTS}/{encode_name(tenant)}")
+        if record is None:
+            raise NotFound(f"The tenant {tenant} does not exist; create it first.")
+        return _public(_decode(record))
+
+    async def create_tenant(self, tenant: str, info: Json) -> None:
+        await self._create(f"{_TENANTS}/{encode_name(tenant)}", info, f"The tenant {tenant} already exists.")
+
+    async def update_tenant(self, tenant: str, info: Json) -> None:
+        await self.tenant(tenant)
+        await self._store.put(f"{_TENANTS}/{encode_name(tenant)}", _encode(info))
+
+    async def delete_tenant(self, tenant: str) -> None:
+        await self.tenant(tenant)
+        if await self.namespaces(tenant):
+            raise Conflict(f"The tenant {tenant} still has namespaces; delete them first.")
+        await self._store.delete(f"{_TENANTS}/{encode_name(tenant)}")
+
+    async def namespaces(self, tenant: str) -> list[str]:
+        """Full names `tenant/namespace`."""
+        await self.tenant(tenant)
+        return [f"{tenant}/{name}" async for name in self._store.names(Span(f"{_NAMESPACES}/{encode_name(tenant)}"))]
+
+    async def create_namespace(self, name: NamespaceName, policies: Json) -> None:
+        await self.tenant(name.tenant)
+        policies = {"replication_clusters": [self._config.cluster_name], **policies}
+        await self._create(_namespace_key(name), policies, f"The namespace {name} already exists.")
+
+    async def delete_namespace(self, name: NamespaceName) -> None:
+        if not await self._store.delete(_namespace_key(name)):
+            raise NotFound(f"The namespace {name} does not exist.")
+
+    async def policies(self, name: NamespaceName) -> Policies:
+        """The namespace's policies; `TopicNotFound` is what clients are told when it is absent."""
+        record = await self._store.get(_namespace_key(name))
+        if record is None:
+            raise TopicNotFound(f"The namespace {name} does not exist; create it, or check the spelling.")
+        return Policies(_public(_decode(record)), self._config)
+
+    async def set_policy(self, name: NamespaceName, key: str, value: Any) -> None:
+        """Set one policy, or remove it with None."""
+        for _attempt in range(100):
+            record = await self._store.get(_namespace_key(name), fresh=True)
+            if record is None:
+                raise NotFound(f"The namespace {name} does not exist.")
+            values = _decode(record)
+            if value is None:
+                values.pop(key, None)
+            else:
+                values[key] = value
+            try:
+                await self._store.put(record.key, _encode(values), expected=record.version)
+            except VersionConflict:
+                continue
+            return
+        raise Conflict(f"The policies of {name} keep changing; try again.")
+
+    async def partitions(self, topic: TopicName) -> PartitionedTopic | None:
+        """The partitioned-topic record of `topic` (a base name), if it is partitioned."""
+        record = await self._store.get(_partitioned_key(topic))
+        return None if record is None else msgspec.json.decode(record.value, type=PartitionedTopic)
+
+    async def create_partitioned(self, topic: TopicName, partitions: int, properties: dict[str, str] | None = None) -> None:
+        self._check_partitions(topic, partitions)
+        record = PartitionedTopic(partitions=partitions, properties=properties or {})
+        try:
+            await self._store.put(_partitioned_key(topic), msgspec.json.encode(record), expected=ABSENT)
+        except VersionConflict:
+            raise AlreadyExists(f"The partitioned topic {topic} already exists.") from None
+
+    async def grow_partitions(self, topic: TopicName, partitions: int) -> None:
+        self._check_partitions(topic, partitions)
+        record = await self._store.get(_partitioned_key(topic), fresh=True)
+        if record is None:
+            raise TopicNotFound(f"The topic {topic} is not partitioned or does not exist.")
+        current = msgspec.json.decode(record.value, type=PartitionedTopic)
+        if partitions <= current.partitions:
+            raise ShrinkRefused(
+                f"The topic {topic} has {current.partitions} partitions; the new number must be larger, not {partitions}."
+            )
+        grown = msgspec.structs.replace(current, partitions=partitions)
+        try:
+            await self._store.put(record.key, msgspec.json.encode(grown), expected=record.version)
+        except VersionConflict:
+            raise Conflict(f"The topic {topic} changed at the same time; try again.") from None
+
+    async def delete_partitioned(self, topic: TopicName) -> None:
+        if not await self._store.delete(_partitioned_key(topic)):
+            raise TopicNotFound(f"The partitioned topic {topic} does not exist.")
+
+    async def partitioned_topics(self, name: NamespaceName) -> list[str]:
+        parent = f"{_PARTITIONED}/{encode_name(name.tenant)}/{encode_name(name.local_name)}/persistent"
+        return [
+            str(TopicName.from_managed_ledger_name(f"{name}/persistent/{local}"))
+            async for local in self._store.names(Span(parent))
+        ]
+
+    def _check_partitions(self, topic: TopicName, partitions: int) -> None:
+        if partitions < 1:
+            raise BadPartitionCount(f"The topic {topic} needs at least 1 partition, not {partitions}.")
+        if partitions > self._config.max_partitions:
+            raise BadPartitionCount(
+                f"The topic {topic} may have at most {self._config.max_partitions} partitions (broker.max_partitions), "
+                f"not {partitions}."
+            )
+
+    async def _create(self, key: str, value: Json, taken: str) -> None:
+        try:
+            await self._store.put(key, _encode(value), expected=ABSENT)
+        except VersionConflict:
+            raise AlreadyExists(taken) from None
+
+    async def _create_if_absent(self, key: str, value: Json) -> None:
+        try:
+            await self._store.put(key, _encode(value), expected=ABSENT)
+        except VersionConflict:
+            return
+
+
+class BadPartitionCount(InvalidArgument):
+    """A number of partitions outside its bounds."""
+
+    status = 406
+
+
+class ShrinkRefused(InvalidArgument):
+    """A partitioned topic can only grow."""
+
+    status = 422
+
+
+def _namespace_key(name: NamespaceName) -> str:
+    return f"{_NAMESPACES}/{encode_name(name.tenant)}/{encode_name(name.local_name)}"
+
+
+def _partitioned_key(topic: TopicName) -> str:
+    return f"{_PARTITIONED}/{encode_name(topic.tenant)}/{encode_name(topic.namespace_portion)}/persistent/{encode_name(topic.local_name)}"
+
+
+def _encode(value: Json) -> bytes:
+    return msgspec.json.encode({**value, "formatVersion": FORMAT_VERSION})
+
+
+def _decode(record: Record) -> Json:
+    values: Json = msgspec.json.decode(record.value)
+    return values
+
+
+def _public(values: Json) -> Json:
+    return {key: value for key, value in values.items() if key != "formatVersion"}

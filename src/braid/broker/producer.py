@@ -1,0 +1,179 @@
+"""`Producer`: one producer of a topic: checks arriving entries, hands them to the log and answers in publish order.
+
+The hot path of publishing is `publish`, called for every SEND: no task, closure or future per entry. A receipt leaves only when
+the log has reported the entry durable (INV1). Must not know sockets; it writes frames to its `Link`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from braid.broker.dedup import Verdict
+from braid.broker.link import Link
+from braid.errors import BraidError, ChecksumMismatch, NotAllowed, StorageUnavailable
+from braid.wire.encode import send_receipt
+from braid.wire.entries import message_count, verify
+from braid.wire.peek import chunk_of, has_checksum, with_checksum
+from braid.wire.replies import send_error
+from braid.wire.server import Send
+from braid.wire.types import ProducerAccessMode
+
+if TYPE_CHECKING:
+    from braid.broker.topic import Topic
+
+
+class ProducerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a PRODUCER command said about the producer."""
+
+    producer_id: int
+    name: str
+    epoch: int = 0
+    is_name_given: bool = False
+    access_mode: ProducerAccessMode = ProducerAccessMode.SHARED
+    topic_epoch: int | None = None
+    metadata: dict[str, str] = {}
+    request_id: int = 0
+    schema_version: bytes = b""
+
+
+PublishContext = tuple["Producer", int, int, int]
+"""What travels with an entry through the log: producer, sequence id, highest sequence id (-1 = none), bytes."""
+
+
+class Admission(msgspec.Struct, frozen=True):
+    """The answer to a producer: let in (with its topic epoch, if exclusive), or queued until the owner leaves."""
+
+    is_ready: bool
+    topic_epoch: int | None = None
+
+
+class Producer:
+    """One attached producer."""
+
+    __slots__ = (
+        "_deferred",
+        "_when_idle",
+        "admission",
+        "bytes_in",
+        "completed",
+        "connected_ms",
+        "info",
+        "is_closed",
+        "link",
+        "messages_in",
+        "on_closed",
+        "producer_id",
+        "pushed",
+        "topic",
+    )
+
+    def __init__(self, info: ProducerInfo, link: Link, topic: Topic, connected_ms: int) -> None:
+        self.info = info
+        self.producer_id = info.producer_id
+        self.link = link
+        self.topic = topic
+        self.connected_ms = connected_ms
+        self.is_closed = False
+        self.admission = Admission(is_ready=False)
+        self.pushed = 0
+        """Entries handed to the log."""
+        self.completed = 0
+        """Entries the log has answered, well or badly."""
+        self.messages_in = 0
+        self.bytes_in = 0
+        self.on_closed: Callable[[Producer], None] | None = None
+        """Told when the broker closes the producer."""
+        self._deferred: deque[tuple[int, bytes]] = deque()
+        self._when_idle: Callable[[], None] | None = None
+
+    def publish(self, send: Send) -> None:
+        """Take one entry. Raises ProtocolError if its metadata cannot be read: the connection is closed then."""
+        body = send.entry
+        sequence_id = send.sequence_id
+        if not verify(body):
+            self._refuse(send, ChecksumMismatch(f"The checksum of message {sequence_id} does not fit its bytes."))
+            return
+        messages = message_count(body)
+        if messages != send.num_messages or send.txn_most is not None or send.txn_least is not None:
+            self._refuse(send, _why_not_allowed(send, messages))
+            return
+        topic = self.topic
+        highest = send.highest_sequence_id
+        if topic.dedup is not None and not self._is_new(send, highest):
+            return
+        if not has_checksum(body):
+            body = with_checksum(body)  # Go and Rust clients insist on it when they receive
+        self.pushed += 1
+        self.link.pending_publishes += 1
+        topic.budget.used += len(body)
+        try:
+            topic.log.add(body, messages, (self, sequence_id, highest, len(body)))
+        except BraidError as error:
+            topic.budget.used -= len(body)
+            self.link.pending_publishes -= 1
+            self.completed += 1
+            topic.add_refused(self, send, error)
+
+    def _is_new(self, send: Send, highest: int) -> bool:
+        """Deduplicate: duplicates get a receipt without position, undetermined ones are to be sent again."""
+        dedup = self.topic.dedup
+        if dedup is None or (send.is_chunk and not _is_last_chunk(send.entry)):
+            return True
+        verdict = dedup.check(self.info.name, send.sequence_id, highest)
+        if verdict is Verdict.DUPLICATE:
+            self.reply_in_order(send_receipt(self.producer_id, send.sequence_id, highest, -1, -1))
+        elif verdict is Verdict.UNDETERMINED:
+            self._refuse(
+                send, StorageUnavailable(f"Message {send.sequence_id} was sent before and is not stored yet; send it again.")
+            )
+        return verdict is Verdict.NEW
+
+    def _refuse(self, send: Send, error: BraidError) -> None:
+        self.reply_in_order(
+            send_error(self.producer_id, max(send.sequence_id, send.highest_sequence_id), error.code, error.message)
+        )
+
+    def reply_in_order(self, frame: bytes) -> None:
+        """Send `frame` once everything published before it has been answered."""
+        if self.completed == self.pushed:
+            self.link.write(frame)
+        else:
+            self._deferred.append((self.pushed, frame))
+
+    def after_completions(self) -> None:
+        """Some publishes were answered: send what waited for them."""
+        while self._deferred and self._deferred[0][0] <= self.completed:
+            self.link.write(self._deferred.popleft()[1])
+        if self._when_idle is not None and self.completed == self.pushed:
+            done, self._when_idle = self._when_idle, None
+            done()
+
+    @property
+    def has_waiters(self) -> bool:
+        """Whether `after_completions` has anything to do."""
+        return bool(self._deferred) or self._when_idle is not None
+
+    def when_idle(self, done: Callable[[], None]) -> None:
+        """Call `done` once every publish has been answered."""
+        if self.completed == self.pushed:
+            done()
+        else:
+            self._when_idle = done
+
+
+def _why_not_allowed(send: Send, messages: int) -> BraidError:
+    if send.txn_most is not None or send.txn_least is not None:
+        return NotAllowed("This broker has no transactions yet; send the message without one.")
+    return NotAllowed(
+        f"Message {send.sequence_id} says it holds {send.num_messages} messages, but its metadata says {messages}; "
+        "the producer's client is at fault."
+    )
+
+
+def _is_last_chunk(entry: bytes) -> bool:
+    chunk = chunk_of(entry)
+    return chunk is None or chunk.chunk_id == chunk.num_chunks - 1

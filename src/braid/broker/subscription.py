@@ -1,0 +1,235 @@
+"""`Subscription`: a cursor with its consumers, and everything they ask of it: acknowledge, seek, redeliver, leave.
+
+Owns the consumers' admission and the fence that keeps them out while the cursor is being reset. The dispatcher decides what is
+sent to whom; the cursor decides what is acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from braid.broker.consumer import Consumer, ConsumerInfo
+from braid.broker.dispatch_shared import SharedDispatcher
+from braid.broker.dispatch_single import SingleActiveDispatcher
+from braid.broker.link import Link
+from braid.errors import BraidError, ConsumerBusy, MetadataFailure, NotAllowed, NotReady, UnknownFailure
+from braid.managedledger.cursor import ManagedCursor
+from braid.managedledger.log import ManagedLedger
+from braid.model.ackset import from_words as mask_from_words
+from braid.model.positions import Position
+from braid.wire.replies import active_consumer_change, close_consumer, reached_end_of_topic
+from braid.wire.types import SubType
+
+if TYPE_CHECKING:
+    from braid.broker.config import BrokerConfig
+    from braid.broker.topic import Topic
+
+log = logging.getLogger(__name__)
+
+READ_RETRY_SECONDS = 1.0
+TYPE_LABELS = {
+    SubType.EXCLUSIVE: "Exclusive",
+    SubType.SHARED: "Shared",
+    SubType.FAILOVER: "Failover",
+    SubType.KEY_SHARED: "Key_Shared",
+}
+
+
+class Subscription:
+    """One named reading position of a topic."""
+
+    def __init__(self, topic: Topic, name: str, cursor: ManagedCursor, *, is_durable: bool) -> None:
+        self.topic = topic
+        self.name = name
+        self.cursor = cursor
+        self.is_durable = is_durable
+        self.sub_type = SubType.EXCLUSIVE
+        self.is_fenced = False
+        self.is_kept = False
+        """Non-durable and without consumers, but kept for the client that is about to come back after its seek."""
+        self.dispatcher: SingleActiveDispatcher | SharedDispatcher = SingleActiveDispatcher(self, is_failover=False)
+        self._reset: asyncio.Future[None] | None = None
+        self._admission = asyncio.Lock()
+        self.messages_out = 0
+        self.bytes_out = 0
+        self.last_consumed_ms = 0
+
+    @property
+    def log(self) -> ManagedLedger:
+        return self.topic.log
+
+    @property
+    def config(self) -> BrokerConfig:
+        return self.topic.config
+
+    @property
+    def consumers(self) -> list[Consumer]:
+        return self.dispatcher.consumers
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self.topic.tasks.spawn(work, f"{self.name}:{name}")
+
+    async def attach(self, info: ConsumerInfo, link: Link, sub_type: SubType) -> Consumer:
+        """Admit a consumer, or say why not."""
+        async with self._admission:
+            if self._reset is not None:
+                await asyncio.shield(self._reset)
+            if self.consumers and sub_type is not self.sub_type:
+                raise ConsumerBusy(
+                    f"The subscription {self.name} of {self.topic.name} is in use as {TYPE_LABELS[self.sub_type]}; "
+                    f"a consumer cannot join it as {TYPE_LABELS[sub_type]}."
+                )
+            if sub_type is SubType.EXCLUSIVE and self.consumers:
+                await self._drop_if_dead(self.consumers[0])
+            if self.topic.is_closing:
+                raise NotReady(f"The topic {self.topic.name} is being closed; look it up again.")
+            if not self.consumers and sub_type is not self.sub_type:
+                self._become(sub_type)
+            consumer = Consumer(info, link, self, self.topic.clock.now_ms())
+            self.is_kept = False
+            self.dispatcher.add(consumer)
+            return consumer
+
+    def _become(self, sub_type: SubType) -> None:
+        self.sub_type = sub_type
+        if sub_type is SubType.SHARED:
+            self.dispatcher = SharedDispatcher(self)
+        else:
+            self.dispatcher = SingleActiveDispatcher(self, is_failover=sub_type is SubType.FAILOVER)
+
+    async def _drop_if_dead(self, old: Consumer) -> None:
+        """An Exclusive consumer that answers keeps the subscription; a silent one loses it."""
+        if await old.link.probe(self.config.liveness_check_ms) and old in self.consumers:
+            raise ConsumerBusy(
+                f"The Exclusive subscription {self.name} of {self.topic.name} already has a consumer "
+                f"({old.info.name or 'unnamed'} at {old.link.peer}); use Shared or Failover, or close that one."
+            )
+        if old in self.consumers:
+            old.link.abort()
+            self.detach(old)
+
+    def detach(self, consumer: Consumer) -> None:
+        """The consumer is gone; what it held can be sent to others. Idempotent."""
+        if consumer.is_closed:
+            return
+        consumer.is_closed = True
+        self.messages_out += consumer.messages_out
+        self.bytes_out += consumer.bytes_out
+        self.dispatcher.remove(consumer)
+        if not self.consumers and not self.is_durable and not self.is_kept and self._reset is None:
+            self.topic.drop_non_durable(self)
+
+    def disconnect(self, consumer: Consumer) -> None:
+        """Tell the client that its consumer is closed (it will subscribe again) and detach it."""
+        if consumer.link.protocol_version >= 5:
+            consumer.link.write(close_consumer(consumer.info.consumer_id))
+        else:
+            consumer.link.close()
+        if consumer.on_closed is not None:
+            consumer.on_closed(consumer)
+        self.detach(consumer)
+
+    def flow(self, consumer: Consumer, permits: int) -> None:
+        consumer.permits += permits
+        self.dispatcher.flow(consumer)
+
+    def pump(self) -> None:
+        self.dispatcher.pump()
+
+    def redeliver(self, consumer: Consumer, positions: list[Position], epoch: int | None) -> None:
+        if epoch is not None and consumer.epoch is not None and epoch > consumer.epoch:
+            consumer.epoch = epoch
+        self.dispatcher.redeliver(consumer, positions)
+
+    def acknowledge(self, consumer: Consumer | None, positions: list[Position], masks: dict[Position, int]) -> None:
+        """Individual acks: whole entries, and batch entries of which `masks` says what is still open."""
+        done = list(positions)
+        for position, mask in masks.items():
+            if self.cursor.acknowledge_batch(position, mask):
+                done.append(position)
+            elif isinstance(self.dispatcher, SharedDispatcher):
+                still_open = self.cursor.unacked_mask(position)
+                if still_open is not None:
+                    self.dispatcher.partly_acknowledged(position, still_open.bit_count())
+        if positions:
+            self.cursor.acknowledge(positions)
+        self._after_ack(consumer, done)
+
+    def acknowledge_cumulative(self, consumer: Consumer, position: Position, words: list[int]) -> None:
+        """Everything up to `position`; with ack-set words, only part of that entry itself."""
+        if isinstance(self.dispatcher, SharedDispatcher):
+            return  # meaningless there; clients refuse it themselves
+        self.cursor.acknowledge_cumulative(position, mask_from_words(words) if words else None)
+        self._after_ack(consumer, [])
+
+    def _after_ack(self, consumer: Consumer | None, done: list[Position]) -> None:
+        if isinstance(self.dispatcher, SharedDispatcher) and done:
+            self.dispatcher.acknowledged(consumer, done)
+        if consumer is not None:
+            consumer.last_acked_ms = self.topic.clock.now_ms()
+        if self.topic.log.is_terminated:
+            self.caught_up()
+
+    async def seek(self, position: Position, ack_set: int | None = None) -> None:
+        """Fence, disconnect, reset, unfence: the client subscribes again and reads from `position` on (trap 2)."""
+        if self._reset is not None:
+            raise UnknownFailure(f"The subscription {self.name} of {self.topic.name} is being reset already; try again.")
+        reset = self._reset = asyncio.get_running_loop().create_future()
+        self.is_fenced = True
+        try:
+            self.is_kept = not self.is_durable
+            for consumer in list(self.consumers):
+                if self.sub_type is SubType.SHARED or self.is_active(consumer):
+                    self.disconnect(consumer)
+            await self.cursor.reset(position, ack_set)
+            self.dispatcher.rewind()
+            # `rewind` goes to the first unacknowledged entry, which is the new position.
+        finally:
+            self.is_fenced = False
+            self._reset = None
+            reset.set_result(None)
+            if self.is_kept:
+                self.topic.keep_reader(self)
+        self.pump()
+
+    def is_active(self, consumer: Consumer) -> bool:
+        return isinstance(self.dispatcher, SharedDispatcher) or self.dispatcher.active is consumer
+
+    def check_unsubscribe(self, consumer: Consumer, force: bool) -> None:
+        """Only the last consumer may end the subscription, unless it insists."""
+        others = [other for other in self.consumers if other is not consumer]
+        if others and not force:
+            raise MetadataFailure(
+                f"The subscription {self.name} of {self.topic.name} has {len(others)} more consumers; close them or force it."
+            )
+        for other in others:
+            self.disconnect(other)
+
+    def close_consumers(self) -> None:
+        for consumer in list(self.consumers):
+            self.disconnect(consumer)
+
+    def tell_active(self, consumer: Consumer, is_active: bool) -> None:
+        if consumer.link.protocol_version >= 12:
+            consumer.link.write(active_consumer_change(consumer.info.consumer_id, is_active))
+
+    def caught_up(self) -> None:
+        """Nothing is left to send; on a terminated topic with no backlog that is the end."""
+        if self.topic.log.is_terminated and self.cursor.backlog() == 0:
+            for consumer in self.consumers:
+                if self.topic.tells_end(consumer.link):
+                    consumer.link.write(reached_end_of_topic(consumer.info.consumer_id))
+
+    def read_failed(self, error: BraidError) -> None:
+        """Storage could not be read: say so and try again in a while."""
+        log.warning("reading %s for subscription %s failed: %s", self.topic.name, self.name, error)
+        if not self.topic.is_closing:
+            self.topic.clock.call_later(READ_RETRY_SECONDS, self.pump)
+
+    def refuse_other_durability(self, wants_durable: bool) -> None:
+        if wants_durable != self.is_durable:
+            kind = "durable" if self.is_durable else "non-durable"
+            raise NotAllowed(f"The subscription {self.name} of {self.topic.name} is {kind}; choose another name.")

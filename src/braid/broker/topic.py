@@ -1,0 +1,362 @@
+"""`Topic`: a log with its producers and subscriptions.
+
+Owns admission of producers, the receipts when the log reports entries durable (INV1), waking the dispatchers, and the topic's own
+life: terminate, close, delete. One `Topic` object is one owner of the log (INV2): when the log says it was fenced, the topic
+disconnects everybody and is dropped, never reused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, cast
+
+from braid.broker.access import ProducerAccess
+from braid.broker.dedup import CURSOR_NAME, MessageDeduplication
+from braid.broker.link import Link
+from braid.broker.producer import Producer, ProducerInfo, PublishContext
+from braid.broker.subscription import Subscription
+from braid.errors import (
+    BraidError,
+    Closed,
+    LedgerFenced,
+    NotReady,
+    ProducerBusy,
+    StorageUnavailable,
+    SubscriptionNotFound,
+    TopicTerminated,
+)
+from braid.managedledger.api import Entry
+from braid.managedledger.log import ManagedLedger
+from braid.model.names import TopicName
+from braid.model.positions import EARLIEST, LATEST, Position
+from braid.runtime.tasks import Tasks
+from braid.wire.encode import send_receipt
+from braid.wire.replies import close_producer, error, producer_success, send_error
+from braid.wire.server import Send
+
+if TYPE_CHECKING:
+    from braid.broker.config import BrokerConfig
+    from braid.broker.service import BrokerService
+    from braid.runtime.clock import Clock
+
+log = logging.getLogger(__name__)
+
+RESERVED_SUBSCRIPTIONS = (CURSOR_NAME,)
+KEPT_READER_SECONDS = 60.0
+"""How long a reader's position survives the close that its own seek causes."""
+
+
+class Topic:
+    """One loaded topic."""
+
+    def __init__(self, service: BrokerService, name: TopicName) -> None:
+        self.service = service
+        self.name = name
+        self.config: BrokerConfig = service.config
+        self.clock: Clock = service.runtime.clock
+        self.budget = service.budget
+        self.log: ManagedLedger
+        self.dedup: MessageDeduplication | None = None
+        self.tasks = Tasks(f"topic {name}")
+        self.producers: dict[str, Producer] = {}
+        self.access = ProducerAccess(self)
+        self.subscriptions: dict[str, Subscription] = {}
+        self.is_closing = False
+        self._producer_lock = asyncio.Lock()
+        self._subscription_lock = asyncio.Lock()
+        self.messages_in = 0
+        self.bytes_in = 0
+        self.created_ms = self.clock.now_ms()
+        self.last_publish_ms = 0
+        self._end_prefixes = tuple(prefix for prefix in self.config.end_of_topic_clients.split(",") if prefix)
+
+    async def opened(self, managed: ManagedLedger, *, deduplicate: bool) -> None:
+        """The log is open: make its durable subscriptions and restore the deduplication state."""
+        self.log = managed
+        for name, cursor in managed.cursors.items():
+            if name not in RESERVED_SUBSCRIPTIONS:
+                self.subscriptions[name] = Subscription(self, name, cursor, is_durable=True)
+        await self.set_deduplication(deduplicate)
+
+    async def set_deduplication(self, enabled: bool) -> None:
+        """Turn deduplication on or off for this topic; takes effect at once."""
+        if enabled and self.dedup is None:
+            self.dedup = await MessageDeduplication.load(
+                self.log,
+                snapshot_entries=self.config.deduplication_snapshot_entries,
+                max_producers=self.config.deduplication_max_producers,
+            )
+        elif not enabled and CURSOR_NAME in self.log.cursors:
+            self.dedup = None
+            await self.log.delete_cursor(CURSOR_NAME)
+
+    # What the log reports.
+
+    def entries_added(self, added: list[tuple[Entry, object]]) -> None:
+        """Durable: answer the producers, then wake the subscriptions."""
+        dedup = self.dedup
+        producer: Producer | None = None
+        receipts: list[bytes] = []
+        push = receipts.append
+        messages = size = 0
+        for entry, context in cast(list[tuple[Entry, PublishContext]], added):
+            owner, sequence_id, highest, length = context
+            if owner is not producer:
+                if producer is not None:
+                    self._answer(producer, receipts, messages, size)
+                    receipts = []
+                    push = receipts.append
+                    messages = size = 0
+                producer = owner
+            push(send_receipt(owner.producer_id, sequence_id, highest, entry.ledger_id, entry.entry_id))
+            messages += entry.messages
+            size += length
+            if dedup is not None:
+                dedup.stored(owner.info.name, sequence_id, highest, Position(entry.ledger_id, entry.entry_id))
+        if producer is not None:
+            self._answer(producer, receipts, messages, size)
+            self.last_publish_ms = added[-1][0].append_ms
+        for subscription in self.subscriptions.values():
+            subscription.pump()
+
+    def _answer(self, producer: Producer, receipts: list[bytes], messages: int, size: int) -> None:
+        """Send a run of receipts to one producer and settle its counts."""
+        count = len(receipts)
+        link = producer.link
+        link.extend(receipts)
+        producer.completed += count
+        producer.messages_in += messages
+        producer.bytes_in += size
+        self.messages_in += messages
+        self.bytes_in += size
+        self._settle(producer, link, count, size)
+
+    def _settle(self, producer: Producer, link: Link, count: int, size: int) -> None:
+        """Publishes of a producer were answered: give their room back."""
+        if producer.has_waiters:
+            producer.after_completions()
+        self.budget.release(size)
+        link.pending_publishes -= count
+        if link.when_drained is not None:
+            link.when_drained()
+
+    def log_failed(self, cause: BraidError, contexts: list[object]) -> None:
+        """Not stored: tell the producers; a fenced log ends this topic object."""
+        log.warning("storing %d entries of %s failed: %s", len(contexts), self.name, cause)
+        failure = StorageUnavailable(cause.message)
+        for producer, sequence_id, highest, length in cast(list[PublishContext], contexts):
+            producer.link.write(send_error(producer.producer_id, max(sequence_id, highest), failure.code, failure.message))
+            producer.completed += 1
+            self._settle(producer, producer.link, 1, length)
+            if self.dedup is not None:
+                self.dedup.failed(producer.info.name)
+        if isinstance(cause, LedgerFenced | Closed):
+            self.service.topic_lost(self)
+
+    def add_refused(self, producer: Producer, send: Send, failure: BraidError) -> None:
+        """The log did not take an entry. A terminated topic closes the producer: its client learns why when it comes back."""
+        if self.dedup is not None:
+            self.dedup.failed(producer.info.name)
+        if isinstance(failure, TopicTerminated):
+            self.disconnect_producer(producer)
+            return
+        if isinstance(failure, LedgerFenced | Closed):
+            self.service.topic_lost(self)
+            return
+        sequence_id = max(send.sequence_id, send.highest_sequence_id)
+        producer.reply_in_order(send_error(producer.producer_id, sequence_id, failure.code, failure.message))
+
+    # Producers.
+
+    async def add_producer(self, info: ProducerInfo, link: Link) -> Producer:
+        """Admit a producer; its `admission.is_ready` is False while it waits for exclusive access."""
+        async with self._producer_lock:
+            self.check_open()
+            if self.log.is_terminated:
+                raise TopicTerminated(f"The topic {self.name} was terminated and takes no more messages.")
+            await self._settle_name(info, link)
+            self.check_open()
+            producer = Producer(info, link, self, self.clock.now_ms())
+            producer.admission = await self.access.admit(producer)
+            if producer.admission.is_ready:
+                self.producers[info.name] = producer
+            return producer
+
+    async def _settle_name(self, info: ProducerInfo, link: Link) -> None:
+        """One producer per name: a newer epoch of the same producer, or the death of the old one's link, frees it."""
+        old = self.producers.get(info.name)
+        if old is None:
+            return
+        is_same = old.link is link and old.producer_id == info.producer_id
+        if not (is_same and info.epoch > old.info.epoch):
+            if await old.link.probe(self.config.liveness_check_ms) and self.producers.get(info.name) is old:
+                raise ProducerBusy(
+                    f"A producer named {info.name} is connected to {self.name} already (from {old.link.peer}); "
+                    "choose another name or close that one."
+                )
+            if self.producers.get(info.name) is old:
+                old.link.abort()
+        if self.producers.get(info.name) is old:
+            self._forget(old)
+
+    def remove_producer(self, producer: Producer) -> None:
+        """The producer is gone. Idempotent."""
+        if producer.is_closed:
+            return
+        self._forget(producer)
+        if self.access.owner is producer or self.access.waiting:
+            self.tasks.spawn(self._promote(producer), "promote-producer")
+
+    def _forget(self, producer: Producer) -> None:
+        producer.is_closed = True
+        if self.producers.get(producer.info.name) is producer:
+            del self.producers[producer.info.name]
+
+    async def _promote(self, left: Producer) -> None:
+        async with self._producer_lock:
+            promoted = await self.access.left(left)
+            if promoted is None:
+                return
+            self.producers[promoted.info.name] = promoted
+            promoted.link.write(self.success_frame(promoted))
+
+    def success_frame(self, producer: Producer) -> bytes:
+        """PRODUCER_SUCCESS: sent once, or twice to a producer that had to wait for exclusive access."""
+        info = producer.info
+        return producer_success(
+            info.request_id,
+            info.name,
+            last_sequence_id=-1 if self.dedup is None else self.dedup.last_sequence_id(info.name),
+            schema_version=info.schema_version,
+            topic_epoch=producer.admission.topic_epoch,
+            producer_ready=producer.admission.is_ready,
+        )
+
+    def refuse_waiter(self, producer: Producer, failure: BraidError) -> None:
+        producer.is_closed = True
+        producer.link.write(error(producer.info.request_id, failure.code, failure.message))
+        if producer.on_closed is not None:
+            producer.on_closed(producer)
+
+    def disconnect_producer(self, producer: Producer) -> None:
+        """Tell the client that its producer is closed; it will come back and be told how things are."""
+        if producer.is_closed:
+            return
+        self._forget(producer)
+        if self.access.owner is producer:
+            self.access.owner = None
+        if producer.on_closed is not None:
+            producer.on_closed(producer)
+        if producer.link.protocol_version >= 5:
+            producer.link.write(close_producer(producer.producer_id))
+        else:
+            producer.link.close()
+
+    # Subscriptions.
+
+    async def subscription(
+        self,
+        name: str,
+        *,
+        is_durable: bool,
+        start: Position | None,
+        initial: Position,
+        properties: dict[str, str] | None = None,
+        allow_create: bool = True,
+    ) -> Subscription:
+        """The subscription of that name, made if need be."""
+        async with self._subscription_lock:
+            self.check_open()
+            found = self.subscriptions.get(name)
+            if found is not None:
+                found.refuse_other_durability(is_durable)
+                return found
+            if is_durable:
+                if not allow_create:
+                    raise SubscriptionNotFound(
+                        f"The subscription {name} of {self.name} does not exist and may not be created by a consumer."
+                    )
+                cursor = await self.log.open_cursor(
+                    name, initial="earliest" if initial == EARLIEST else "latest", properties=properties or {}
+                )
+            else:
+                cursor = self.log.non_durable_cursor(name, self._start_of(start, initial))
+            subscription = self.subscriptions[name] = Subscription(self, name, cursor, is_durable=is_durable)
+            return subscription
+
+    def _start_of(self, start: Position | None, initial: Position) -> Position:
+        """Where a reader begins; a start beyond the end means the initial position."""
+        if start is None:
+            return LATEST
+        if start.ledger_id < 0:
+            return EARLIEST
+        if start > self.log.last_position:
+            return initial
+        return start
+
+    def drop_non_durable(self, subscription: Subscription) -> None:
+        """A reader without consumers ends, and its position with it."""
+        if self.subscriptions.get(subscription.name) is subscription:
+            del self.subscriptions[subscription.name]
+            self.log.drop_non_durable(subscription.cursor)
+
+    def keep_reader(self, subscription: Subscription) -> None:
+        """After a seek: the client comes back without a start position and must find this one (trap 3)."""
+
+        def expire() -> None:
+            if subscription.is_kept and not subscription.consumers:
+                self.drop_non_durable(subscription)
+
+        self.clock.call_later(KEPT_READER_SECONDS, expire)
+
+    async def delete_subscription(self, name: str) -> None:
+        """Remove a subscription and its cursor."""
+        async with self._subscription_lock:
+            subscription = self.subscriptions.get(name)
+            if subscription is None:
+                raise SubscriptionNotFound(f"The subscription {name} of {self.name} does not exist.")
+            subscription.close_consumers()
+            self.subscriptions.pop(name, None)
+            if subscription.is_durable:
+                await self.log.delete_cursor(name)
+            else:
+                self.log.drop_non_durable(subscription.cursor)
+
+    def tells_end(self, link: Link) -> bool:
+        """Whether this client survives being told the end of a topic (trap 1)."""
+        return link.protocol_version >= 9 and link.client_version.startswith(self._end_prefixes)
+
+    # The topic's own life.
+
+    def check_open(self) -> None:
+        if self.is_closing:
+            raise NotReady(f"The topic {self.name} is being closed; look it up again.")
+
+    async def terminate(self) -> Position:
+        """Take no more messages, durably; producers learn it when they come back (the friendly path of 4.5)."""
+        position = await self.log.terminate()
+        for producer in list(self.producers.values()):
+            self.disconnect_producer(producer)
+        for subscription in list(self.subscriptions.values()):
+            subscription.pump()
+        return position
+
+    def disconnect_all(self) -> None:
+        """Stop serving: clients are told to look the topic up again."""
+        self.is_closing = True
+        for producer in list(self.producers.values()):
+            self.disconnect_producer(producer)
+        for waiter in self.access.waiting:
+            self.refuse_waiter(waiter, NotReady(f"The topic {self.name} is being closed; look it up again."))
+        self.access.waiting.clear()
+        for subscription in list(self.subscriptions.values()):
+            subscription.close_consumers()
+
+    async def close(self) -> None:
+        """Disconnect clients, make cursors durable, release the log."""
+        self.disconnect_all()
+        await self.tasks.close()
+        if self.dedup is not None:
+            await self.dedup.close()
+        await self.log.close()

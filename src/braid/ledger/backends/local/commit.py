@@ -1,0 +1,346 @@
+"""Group commit: the queue between the loop and the journal thread (INV1).
+
+Appending is one tuple in a list. While one group is written and synced on the journal's worker, the next one gathers; it starts
+when the last one ends, without timer or delay. One callback on the loop then confirms: one call per writer touched, no future,
+task or closure per entry. Ledger operations (`Op`) travel in the same queue, so their order against entries is the order of
+calls.
+
+Out of space fails everything queued and makes the store read-only until a probe succeeds. Any other failure of the disk stops
+the queue for good and is reported once to `on_fatal`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from braid.errors import LedgerError, LedgerStoreFailed, LedgerStoreReadOnly
+from braid.ledger.backends.local.journal import FULL, Journal
+from braid.ledger.backends.local.records import RECORD, Kind
+from braid.ledger.backends.local.settings import LocalSettings
+from braid.ledger.backends.local.writer import LocalLedgerWriter
+from braid.runtime.clock import Clock, Timer
+from braid.runtime.files import FileSystem
+from braid.runtime.threads import Worker
+
+log = logging.getLogger(__name__)
+
+OP = -1
+"""In place of an entry id: the item is an operation, its record ready made."""
+_PROBE_FILE = "probe.tmp"
+_PROBE_BYTES = 1 << 16
+
+
+class Op:
+    """A ledger operation that waits for its record to be durable."""
+
+    __slots__ = ("apply", "done", "failed")
+
+    def __init__(
+        self, done: asyncio.Future[None], apply: Callable[[], None], failed: Callable[[LedgerError], None] | None = None
+    ) -> None:
+        self.done = done
+        self.apply = apply
+        """Changes the catalog; runs on the loop at the operation's place in the order."""
+        self.failed = failed
+
+
+Item = tuple[LocalLedgerWriter | Op, int, bytes, bytes]
+Run = tuple[LocalLedgerWriter, list[bytes], int]
+"""Entries of one writer in a group, and their bytes."""
+
+
+class Group:
+    """What the worker made of a commit group."""
+
+    __slots__ = ("ops", "runs", "written")
+
+    def __init__(self, runs: list[Run], ops: list[Op], written: int) -> None:
+        self.runs = runs
+        self.ops = ops
+        self.written = written
+
+
+def write_group(journal: Journal, items: list[Item], mark: bytes) -> Group:
+    """Encode, write and sync one group; runs on the worker."""
+    parts: list[bytes] = [mark] if mark else []
+    runs: dict[LocalLedgerWriter, list[bytes]] = {}
+    ops: list[Op] = []
+    pack, kind = RECORD.pack, int(Kind.ENTRY)
+    add = parts.append
+    for owner, entry_id, head, body in items:
+        if entry_id < 0:
+            add(head)
+            ops.append(cast(Op, owner))
+            continue
+        writer = cast(LocalLedgerWriter, owner)
+        data = head + body
+        add(pack(kind, writer.ledger_id, entry_id, len(data)))
+        add(data)
+        run = runs.get(writer)
+        if run is None:
+            runs[writer] = [data]
+        else:
+            run.append(data)
+    written = journal.append_group(b"".join(parts))
+    return Group([(writer, run, sum(map(len, run))) for writer, run in runs.items()], ops, written)
+
+
+class GroupCommit:
+    """The queue, the group under way, and the two ways to stop."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        worker: Worker,
+        clock: Clock,
+        files: FileSystem,
+        path: Path,
+        settings: LocalSettings,
+        on_confirmed: Callable[[Group], None],
+        on_space: Callable[[], None],
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self._journal = journal
+        self._worker = worker
+        self._clock = clock
+        self._files = files
+        self._path = path
+        self._settings = settings
+        self._on_confirmed = on_confirmed
+        self._on_space = on_space
+        self._on_fatal = on_fatal
+        self._loop = asyncio.get_running_loop()
+        self._is_busy = False
+        self._writing: list[Item] = []
+        self._rolls: list[asyncio.Future[int]] = []
+        self._drained: list[asyncio.Future[None]] = []
+        self._probe_timer: Timer | None = None
+        self._is_failed = False
+        self.pending: list[Item] = []
+        self.pending_bytes = 0
+        self.max_pending_bytes = settings.pending_bytes
+        self.is_idle = True
+        self.is_held = False
+        """Set while the buffer above has no room: groups wait, so do their writers."""
+        self.refusal: LedgerError | None = None
+        """Why nothing can be written, if so."""
+        self.mark = b""
+        """A record to put in front of the next group."""
+
+    def wake(self) -> None:
+        """Start a group at the end of this loop turn; call when something was queued and `is_idle`."""
+        self.is_idle = False
+        self._loop.call_soon(self._next)
+
+    def submit(self, record: bytes, op: Op) -> None:
+        """Queue an operation."""
+        if self.refusal is not None:
+            error = type(self.refusal)(*self.refusal.args)
+            if op.failed is not None:
+                op.failed(error)
+            op.done.set_exception(error)
+            return
+        self.pending.append((op, OP, record, b""))
+        self.pending_bytes += len(record)
+        if self.is_idle:
+            self.wake()
+
+    async def roll(self) -> int:
+        """Begin a new journal segment between two groups; returns its number. What was confirmed before lies below it."""
+        if self._is_failed:
+            raise LedgerStoreFailed("The ledger store failed; restart the process.")
+        rolled: asyncio.Future[int] = self._loop.create_future()
+        self._rolls.append(rolled)
+        if self.is_idle:
+            self.wake()
+        return await rolled
+
+    async def drain(self) -> None:
+        """Return once nothing is queued or under way."""
+        while not self.is_idle:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._drained.append(waiter)
+            await waiter
+
+    def release(self) -> None:
+        """The buffer above has room again."""
+        if self.is_held:
+            self.is_held = False
+            self._next()
+
+    def close(self) -> None:
+        """Stop the probe; nothing may be queued any more."""
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
+
+    def failed_job(self, error: BaseException) -> None:
+        """A flush or checkpoint failed: out of space makes the store read-only, anything else ends it."""
+        if isinstance(error, OSError) and error.errno in FULL:
+            error = LedgerStoreReadOnly(f"No space left in {self._path}; free some, writing resumes by itself.")
+        if isinstance(error, LedgerStoreReadOnly):
+            self._read_only(error)
+        else:
+            self._fatal(error)
+
+    def _next(self) -> None:
+        if self._is_busy or self._is_failed:
+            return
+        if self._rolls:
+            self._is_busy = True
+            self._worker.post(self._journal.roll, self._rolled)
+        elif not self.pending:
+            self._idle()
+        elif self.refusal is not None:
+            self._fail_queued(self.refusal)
+            self._idle()
+        elif not self.is_held:
+            self._is_busy = True
+            self._writing = items = self._take()
+            mark, self.mark = self.mark, b""
+            self._worker.post(partial(write_group, self._journal, items, mark), self._written)
+
+    def _take(self) -> list[Item]:
+        pending, limit = self.pending, self._settings.group_bytes
+        if self.pending_bytes <= limit:
+            self.pending, self.pending_bytes = [], 0
+            return pending
+        size = count = 0
+        for _, _, head, body in pending:
+            size += len(head) + len(body)
+            if size > limit and count:
+                size -= len(head) + len(body)
+                break
+            count += 1
+        self.pending = pending[count:]
+        self.pending_bytes -= size
+        return pending[:count]
+
+    def _idle(self) -> None:
+        self.is_idle = True
+        waiters, self._drained = self._drained, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _rolled(self, segment: int, error: BaseException | None) -> None:
+        self._is_busy = False
+        rolls, self._rolls = self._rolls, []
+        if error is not None:
+            self.failed_job(error)
+        for waiter in rolls:
+            if waiter.done():
+                continue
+            if error is None:
+                waiter.set_result(segment)
+            else:
+                waiter.set_exception(error)
+        self._next()
+
+    def _written(self, group: Group, error: BaseException | None) -> None:
+        if self._is_failed:
+            return  # the group was already reported as failed; confirming it now would contradict that
+        self._is_busy = False
+        if error is not None:
+            self.failed_job(error)
+            self._fail_queued(self.refusal or LedgerStoreFailed(str(error)))
+            self._next()
+            return
+        self._writing = []
+        for writer, run, length in group.runs:
+            state = writer.state
+            state.grow(run, length)
+            writer.last_confirmed = state.last
+        self._on_confirmed(group)
+        if self.refusal is None:
+            self._next()  # keep the disk busy before anyone is told
+        self._tell(iter(group.runs), iter(group.ops))
+        if self.refusal is not None:
+            self._next()  # fails what is queued; in order, so after the confirmations
+
+    def _tell(self, runs: Iterator[Run], ops: Iterator[Op]) -> None:
+        try:
+            for writer, _, _ in runs:
+                writer.advanced()
+            for op in ops:
+                op.apply()
+                if not op.done.done():
+                    op.done.set_result(None)
+        except BaseException:
+            self._loop.call_soon(self._tell, runs, ops)  # a bug in one listener must not silence the others
+            raise
+
+    def _fail_queued(self, error: LedgerError) -> None:
+        """Nothing that is queued or under way will ever be confirmed."""
+        items = self._writing + self.pending
+        self._writing, self.pending, self.pending_bytes = [], [], 0
+        for owner in dict.fromkeys(item[0] for item in items):
+            if isinstance(owner, Op):
+                if owner.failed is not None:
+                    owner.failed(error)
+                if not owner.done.done():
+                    owner.done.set_exception(type(error)(*error.args))
+            else:
+                owner.fail(error)
+
+    def _read_only(self, error: LedgerStoreReadOnly) -> None:
+        if self._is_failed:
+            return
+        if self.refusal is None:
+            log.error("the ledger store in %s is read-only: %s", self._path, error)
+            self.refusal = error
+            self._probe_timer = self._clock.call_later(self._settings.probe_seconds, self._probe)
+            self._on_space()
+        self._next()
+
+    def _fatal(self, error: BaseException) -> None:
+        if self._is_failed:
+            return
+        self._is_failed = True
+        log.critical("the ledger store in %s failed and takes nothing more", self._path, exc_info=error)
+        self.refusal = LedgerStoreFailed(f"The ledger store in {self._path} failed ({error}); restart the process.")
+        self._fail_queued(self.refusal)
+        rolls, self._rolls = self._rolls, []
+        for waiter in rolls:
+            if not waiter.done():
+                waiter.set_exception(LedgerStoreFailed(*self.refusal.args))
+        self._idle()
+        self._on_fatal(error)
+
+    def _probe(self) -> None:
+        if not self._is_failed:
+            self._worker.post(self._try_room, self._probed)
+
+    def _try_room(self) -> None:
+        free = self._files.free_bytes(self._path)
+        if free < self._settings.reserve_bytes + _PROBE_BYTES:
+            raise LedgerStoreReadOnly(f"Only {free} bytes are free in {self._path}.")
+        path = self._path / _PROBE_FILE
+        file = self._files.open(path, create=True)
+        try:
+            file.append(bytes(_PROBE_BYTES))
+            file.sync()
+        except OSError as exc:
+            if exc.errno not in FULL:
+                raise
+            raise LedgerStoreReadOnly(f"No space left in {self._path}.") from exc
+        finally:
+            file.close()
+            self._files.remove(path)
+
+    def _probed(self, _: Any, error: BaseException | None) -> None:
+        if self._is_failed:
+            return
+        if error is None:
+            log.warning("the ledger store in %s has room again and takes entries", self._path)
+            self.refusal = None
+            self._probe_timer = None
+            self._on_space()
+        elif isinstance(error, LedgerStoreReadOnly):
+            self._probe_timer = self._clock.call_later(self._settings.probe_seconds, self._probe)
+        else:
+            self._fatal(error)

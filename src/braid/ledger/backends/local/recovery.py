@@ -1,0 +1,143 @@
+"""Opening the directory of a `local` store: format check, first creation, snapshot, replay, clean-up.
+
+Blocking; runs on one worker before the store serves anyone. After it the journal continues in a new segment.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from braid.errors import EntryCorrupt, StoreMismatch
+from braid.ledger.backends.local import records
+from braid.ledger.backends.local.journal import Journal, Replay
+from braid.ledger.backends.local.ledgerfile import BlockWriter
+from braid.ledger.backends.local.records import HeadBody
+from braid.ledger.backends.local.settings import LocalSettings
+from braid.ledger.backends.local.snapshot import SnapshotWriter, load_snapshot
+from braid.ledger.backends.local.state import Catalog
+from braid.runtime.files import FileSystem
+
+log = logging.getLogger(__name__)
+
+FORMAT_FILE = "FORMAT"
+JOURNAL_FOLDER = "journal"
+LEDGER_FOLDER = "ledgers"
+
+
+class StoreFormat(msgspec.Struct, frozen=True):
+    """Content of the file `FORMAT`."""
+
+    format: int
+    store_id: str
+
+
+class Recovered(msgspec.Struct):
+    """A directory ready for use."""
+
+    store_id: bytes
+    catalog: Catalog
+    journal: Journal
+    writer: BlockWriter
+    buffered: int
+    """Memory taken by entries that are not in ledger files."""
+
+
+def recover(files: FileSystem, path: Path, settings: LocalSettings, salt: Callable[[], bytes]) -> Recovered:
+    """Read the store in `path`, or make a new one, and start its journal."""
+    files.make_dir(path / JOURNAL_FOLDER)
+    files.make_dir(path / LEDGER_FOLDER)
+    store_id = _store_id(files, path, salt)
+    catalog, segment = load_snapshot(files, path, store_id)
+    writer = BlockWriter(
+        files,
+        path / LEDGER_FOLDER,
+        store_id,
+        block_bytes=settings.block_bytes,
+        open_files=max(1, settings.open_files // 2),
+    )
+    buffered = sum(state.tail_memory for state in catalog.ledgers.values())
+    replay = Replay(files, path / JOURNAL_FOLDER, store_id, segment)
+    for payload, where in replay.groups():
+        buffered += catalog.apply(payload, where)
+        if buffered > settings.buffer_bytes // 2:
+            buffered -= _flush(catalog, writer, settings.tail_bytes)
+    catalog.check_complete()
+    if replay.bytes_read:
+        log.info("replayed %d journal bytes, %d ledgers", replay.bytes_read, len(catalog.ledgers))
+    _remove_leftovers(files, path / LEDGER_FOLDER, catalog)
+    journal = Journal(
+        files,
+        path / JOURNAL_FOLDER,
+        store_id,
+        salt,
+        segment_bytes=settings.segment_bytes,
+        reserve_bytes=settings.reserve_bytes,
+        sync=settings.sync,
+    )
+    journal.start(replay.end_segment, replay.sequence)
+    return Recovered(store_id, catalog, journal, writer, buffered)
+
+
+def _flush(catalog: Catalog, writer: BlockWriter, tail_bytes: int) -> int:
+    """Move buffered entries to ledger files, large tails only unless that frees too little; returns the memory freed."""
+    freed = 0
+    for least in (tail_bytes, 0):
+        for state in catalog.ledgers.values():
+            if state.tail and state.tail_memory >= least:
+                freed += state.tail_memory
+                size = writer.append(state.ledger_id, state.file_bytes, state.file_entries, state.tail)
+                state.flushed(len(state.tail), state.tail_length, size)
+        if freed > tail_bytes:
+            break
+    return freed
+
+
+def _store_id(files: FileSystem, path: Path, salt: Callable[[], bytes]) -> bytes:
+    """The id in `FORMAT`; a directory without that file becomes a new, empty store."""
+    target = path / FORMAT_FILE
+    if files.exists(target):
+        file = files.open(target)
+        try:
+            data = file.read(0, file.size())
+        finally:
+            file.close()
+        try:
+            found = msgspec.json.decode(data, type=StoreFormat)
+            store_id = bytes.fromhex(found.store_id)
+        except (msgspec.MsgspecError, ValueError):
+            raise EntryCorrupt(f"The file {target} is damaged; restore it from a backup.") from None
+        if found.format != records.FORMAT:
+            raise StoreMismatch(
+                f"The ledger store in {path} has format {found.format}, this version reads {records.FORMAT}; "
+                "use the version that wrote it."
+            )
+        return store_id
+    if files.names(path / JOURNAL_FOLDER) or files.names(path / LEDGER_FOLDER):
+        raise EntryCorrupt(f"The file {target} is missing but {path} holds data; restore it from a backup.")
+    store_id = salt()
+    first = SnapshotWriter(files, path, store_id, HeadBody(1, 1, []))
+    first.finish(None)
+    temporary = path / (FORMAT_FILE + ".tmp")
+    file = files.open(temporary, create=True)
+    try:
+        file.truncate(0)
+        file.append(msgspec.json.encode(StoreFormat(records.FORMAT, store_id.hex())))
+        file.sync()
+    finally:
+        file.close()
+    files.replace(temporary, target)
+    files.sync_dir(path)
+    return store_id
+
+
+def _remove_leftovers(files: FileSystem, directory: Path, catalog: Catalog) -> None:
+    """Delete files of ledgers that were deleted just before the last stop."""
+    for folder in files.names(directory):
+        for name in files.names(directory / folder):
+            stem, _, suffix = name.partition(".")
+            if suffix == "ledger" and stem.isdigit() and int(stem) not in catalog.ledgers:
+                files.remove(directory / folder / name)

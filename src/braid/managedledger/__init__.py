@@ -1,0 +1,1 @@
+"""Topic logs over ledgers: `ManagedLedger`, `ManagedCursor`, retention, entry cache, schema storage."""

@@ -1,0 +1,455 @@
+"""`LogAppender`: the writing half of a log, from `add` to the confirmed entry, over one ledger after the other.
+
+Owns order, the dense message index, the append time, the list of ledgers and the change from one to the next. Upholds INV1
+(adds are reported when durable), INV2 (a conflict on the record or a fenced ledger ends this log for good) and INV3 (ledger
+ids grow).
+
+Adds flow `add` -> tail -> `tail_confirmed`. While there is no tail (before the first add, while ledgers change, after a
+failure) they wait in a bounded queue, and one task, `_drive`, makes the next tail. A failed append consumes no index: the
+numbering goes back to the last confirmed entry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, NoReturn
+
+import msgspec
+
+from braid.errors import (
+    BraidError,
+    Closed,
+    InvariantBroken,
+    LedgerError,
+    LedgerFenced,
+    LedgerStoreReadOnly,
+    OutcomeUnknown,
+    StorageUnavailable,
+    StoreError,
+    TopicTerminated,
+)
+from braid.managedledger.api import Entry, LedgerResolver, LogListener
+from braid.managedledger.cache import LogCache
+from braid.managedledger.config import ManagedLedgerConfig
+from braid.managedledger.labels import ledger_labels
+from braid.managedledger.ledger_map import LedgerMap
+from braid.managedledger.owned_record import OwnedRecord
+from braid.managedledger.reading import LogReader, settled
+from braid.managedledger.records import LedgerInfo, LogRecord
+from braid.managedledger.tail import Added, Tail
+from braid.model.positions import Position
+from braid.runtime.env import Runtime
+from braid.runtime.tasks import Tasks
+from braid.wire.encode import broker_entry_metadata
+
+log = logging.getLogger(__name__)
+
+
+class Queued(NamedTuple):
+    """An add that waits for a ledger."""
+
+    body: bytes
+    messages: int
+    context: object
+    txn: tuple[int, int] | None
+
+
+class LogAppender:
+    """See the module; `ManagedLedger` adds reading, cursors, trimming and the end of life."""
+
+    def __init__(
+        self,
+        name: str,
+        record: OwnedRecord[LogRecord],
+        *,
+        runtime: Runtime,
+        resolver: LedgerResolver,
+        config: ManagedLedgerConfig,
+        cache: LogCache,
+        listener: LogListener,
+    ) -> None:
+        value = record.value
+        self.name = name
+        self.config = config
+        self.runtime = runtime
+        self.resolver = resolver
+        self.tasks = Tasks(f"log {name}")
+        self.infos: list[LedgerInfo] = list(value.ledgers)
+        """Ledgers in order; entries and size of the last one are final only once it is closed."""
+        self.map = LedgerMap()
+        for info in self.infos:
+            self.map.append(info.ledger_id, info.entries)
+        self.last_position = self.map.last
+        self.last_index = value.last_index
+        self.pending_bytes = 0
+        self.entries_added = 0
+        self.last_ledger_created_ms = 0
+        self.last_creation_failure_ms: int | None = None
+        self.tail: Tail | None = None
+        self._now_ms = runtime.clock.now_ms
+        self._record = record
+        self._listener = listener
+        self._reader = LogReader(resolver, config.max_open_readers)
+        self._cache = cache
+        self._is_cached = False
+        """Somebody reads this log, so new entries are kept in memory."""
+        self._is_cache_current = False
+        self._pushed_index = value.last_index
+        self._append_ms = value.last_append_ms
+        self._confirmed_append_ms = value.last_append_ms
+        self._queue: deque[Queued] = deque()
+        self._queue_bytes = 0
+        self._leaving: Tail | None = None
+        """A tail that takes no more entries and is to be closed."""
+        self._unsettled: Tail | None = None
+        """A tail that failed; where its ledger really ends must be asked for before the log goes on."""
+        self._driving: asyncio.Task[BraidError | None] | None = None
+        self._has_news = False
+        """The list of ledgers in memory is ahead of the record."""
+        self._is_terminating = False
+        self._is_closed = False
+        self._fenced: LedgerError | None = None
+        self._roll_entry = config.max_entries_per_ledger - 1
+        self._roll_bytes = config.max_ledger_bytes
+
+    def add(self, body: bytes, messages: int, context: object, txn: tuple[int, int] | None = None) -> None:
+        """Append an entry of `messages` messages; the listener hears of it with `context` once it is durable.
+
+        Raises TopicTerminated, Closed, LedgerFenced, or StorageUnavailable; then nothing was added.
+        """
+        tail = self.tail
+        if tail is None:
+            self._enqueue(Queued(body, messages, context, txn))
+            return
+        now = self._now_ms()
+        if now < self._append_ms:
+            now = self._append_ms
+        index = self._pushed_index + messages
+        try:
+            entry_id = tail.append(broker_entry_metadata(now, index, txn), body)
+        except LedgerError as error:
+            self._refused(tail, error)
+        self._append_ms = now
+        self._pushed_index = index
+        tail.pending.append((Entry(tail.ledger_id, entry_id, index, messages, now, txn, body), context))
+        size = len(body)
+        tail.pending_size += size
+        self.pending_bytes += size
+        if entry_id >= self._roll_entry or tail.writer.length >= self._roll_bytes or now >= tail.roll_ms:
+            self._roll(tail, now)
+
+    def tail_confirmed(self, tail: Tail, added: Added, size: int) -> None:
+        """Called by the tail: these entries are durable."""
+        last = added[-1][0]
+        self.map.grow(last.entry_id + 1)
+        self.last_position = Position(last.ledger_id, last.entry_id)
+        self.last_index = last.index
+        self._confirmed_append_ms = last.append_ms
+        self.pending_bytes -= size
+        self.entries_added += len(added)
+        if self._is_cached:
+            self._cache.add([entry for entry, _ in added], size, follows=self._is_cache_current)
+            self._is_cache_current = True
+        elif self._is_cache_current:
+            self._cache.clear()
+            self._is_cache_current = False
+        self._listener.entries_added(added)
+
+    def tail_failed(self, tail: Tail, error: LedgerError) -> None:
+        """Called by the tail: its ledger takes no more; unconfirmed entries may or may not be there."""
+        if tail is self.tail:
+            self.tail = None
+        elif tail is self._leaving:
+            self._leaving = None
+        else:  # not listed yet: `_create_ledger` looks at `is_failed`
+            return
+        self._unsettled = tail
+        self._pushed_index = self.last_index
+        if isinstance(error, LedgerFenced):
+            self._fence(error)
+        elif isinstance(error, LedgerStoreReadOnly):
+            self._fail_adds(error)
+        else:
+            self._start()
+
+    def roll_if_needed(self) -> None:
+        """Leave the ledger if it is old enough, also without a new entry; for a timer."""
+        tail = self.tail
+        if tail is not None and (tail.confirmed >= 0 or tail.pending) and (now := self._now_ms()) >= tail.roll_ms:
+            self._roll(tail, now)
+
+    @property
+    def tail_size(self) -> int:
+        """Bytes of the ledger that is not closed yet."""
+        tail = self.tail or self._leaving
+        return tail.writer.length if tail is not None else 0
+
+    @property
+    def pending_entries(self) -> int:
+        """Adds that are not durable yet."""
+        waiting = len(self._queue)
+        for tail in (self.tail, self._leaving, self._unsettled):
+            waiting += len(tail.pending) if tail is not None else 0
+        return waiting
+
+    def _enqueue(self, queued: Queued) -> None:
+        self._check_open()
+        if self._is_terminating:
+            raise TopicTerminated(f"The log {self.name} is terminated and takes no more messages.")
+        if len(self._queue) >= self.config.max_queued_entries or self._queue_bytes >= self.config.max_queued_bytes:
+            raise StorageUnavailable(f"The log {self.name} has too many entries waiting for its next ledger; try again later.")
+        self._queue.append(queued)
+        self._queue_bytes += len(queued.body)
+        self.pending_bytes += len(queued.body)
+        self._start()
+
+    def _refused(self, tail: Tail, error: LedgerError) -> NoReturn:
+        """The writer refused an append at once. It tells its listener as well, but perhaps later."""
+        tail.ledger_failed(error)
+        if isinstance(error, LedgerFenced):
+            raise error
+        raise StorageUnavailable(f"The log {self.name} cannot be written at the moment: {error}") from error
+
+    def _roll(self, tail: Tail, now: int) -> None:
+        """Leave a full ledger; adds wait until the next one is there."""
+        if now - tail.created_ms >= self.config.min_ledger_age_ms:
+            self._leave(tail)
+            self._start()
+
+    def _leave(self, tail: Tail) -> None:
+        self.tail = None
+        self._leaving = tail
+
+    def _fail_adds(self, error: BraidError) -> None:
+        """Everything not durable yet has failed."""
+        contexts: list[object] = []
+        for tail in (self._leaving, self._unsettled, self.tail):
+            if tail is not None and tail.pending:
+                contexts += [context for _entry, context in tail.pending]
+                self.pending_bytes -= tail.pending_size
+                tail.pending, tail.pending_size = [], 0
+        contexts += [queued.context for queued in self._queue]
+        self._queue.clear()
+        self.pending_bytes -= self._queue_bytes
+        self._queue_bytes = 0
+        if contexts or isinstance(error, LedgerFenced):
+            self._listener.log_failed(error, contexts)
+
+    def _fence(self, error: LedgerError) -> None:
+        """Another owner is there: the end of this object (INV2)."""
+        if self._fenced is None:
+            self._fenced = error
+            self.tail = None
+            self._fail_adds(error)
+
+    def lost(self, error: LedgerFenced) -> None:
+        """Called by a cursor whose record or ledger belongs to another owner now."""
+        self._fence(error)
+
+    def _check_open(self) -> None:
+        if self._fenced is not None:
+            raise LedgerFenced(f"The log {self.name} was taken over by another owner; look the topic up again.")
+        if self._is_closed:
+            raise Closed(f"The log {self.name} is closed.")
+
+    # ---- changing ledgers -------------------------------------------------------------------------------------------------
+
+    def _start(self) -> asyncio.Task[BraidError | None]:
+        """Make sure that `_drive` runs."""
+        if self._driving is None or self._driving.done():
+            self._driving = self.tasks.spawn(self._drive(), "ledger")
+        return self._driving
+
+    async def _settle_down(self) -> None:
+        """Wait until no add is under way and the last ledger is closed; the caller has stopped new adds."""
+        while True:
+            if self.tail is not None:
+                self._leave(self.tail)
+            if not (self._queue or self._leaving or self._unsettled or self._has_news):
+                return
+            if (error := await asyncio.shield(self._start())) is not None:
+                raise error
+
+    async def _drive(self) -> BraidError | None:
+        """Close what is to be closed, then make a tail if adds wait for one. Returns the error that the waiting adds got."""
+        try:
+            while True:
+                if self._leaving is not None:
+                    await self._close_ledger(self._leaving)
+                if self._unsettled is not None:
+                    await self._settle_ledger(self._unsettled)
+                if not self._queue:
+                    break
+                await self._create_ledger()
+            if self._has_news:
+                await self._commit(list)
+        except LedgerFenced as error:
+            self._fence(error)
+            return error
+        except (LedgerError, StoreError, StorageUnavailable, Closed) as error:
+            log.warning("log %s cannot go on for now: %s", self.name, error)
+            failure = StorageUnavailable(f"The log {self.name} cannot be written at the moment: {error}")
+            self._fail_adds(failure)
+            return failure
+        return None
+
+    async def _close_ledger(self, tail: Tail) -> None:
+        try:
+            await tail.writer.close()
+        except LedgerFenced:
+            raise
+        except LedgerError as error:
+            tail.ledger_failed(error)
+        if self._leaving is tail:
+            self._leaving = None
+        if not tail.is_failed:
+            self._ended(tail.ledger_id, tail.confirmed + 1, tail.writer.length)
+
+    async def _settle_ledger(self, tail: Tail) -> None:
+        """Fence our own failed ledger to learn its end; what survived is confirmed, the rest is appended again, in order."""
+        store = self.resolver.for_ledger(tail.ledger_id, self.infos[-1].properties)
+        end = await settled(store, tail.ledger_id)
+        if self._unsettled is tail:
+            self._unsettled = None
+        if end.entries > tail.confirmed + 1:
+            if tail.pending:
+                tail.ledger_advanced(end.entries - 1)
+            else:  # reported as failed already, and stored after all
+                self.map.grow(end.entries)
+                self.last_position = Position(tail.ledger_id, end.entries - 1)
+                self.last_index = end.last_index
+                self._confirmed_append_ms = end.last_append_ms
+                self._cache.clear()
+                self._is_cache_current = False
+                self._listener.entries_added([])
+            self._pushed_index = self.last_index
+        self._ended(tail.ledger_id, end.entries, end.size)
+        again = [Queued(entry.body, entry.messages, context, entry.txn) for entry, context in tail.pending]
+        self._queue.extendleft(reversed(again))
+        self._queue_bytes += tail.pending_size
+        tail.pending, tail.pending_size = [], 0
+
+    def _ended(self, ledger_id: int, entries: int, size: int) -> None:
+        """The last ledger is closed with this content."""
+        info = self.infos[-1]
+        if info.ledger_id != ledger_id:
+            raise InvariantBroken(f"INV3: ledger {ledger_id} ended while {info.ledger_id} is the last of log {self.name}")
+        self.infos[-1] = msgspec.structs.replace(
+            info,
+            entries=entries,
+            size=size,
+            timestamp=self._now_ms(),
+            last_index=self.last_index,
+            last_append_ms=self._confirmed_append_ms,
+        )
+        self._has_news = True
+
+    async def _create_ledger(self) -> None:
+        """The next ledger: created, then listed by one CAS, then written to. A crash leaves an orphan or an empty ledger."""
+        now = self._now_ms()
+        tail = Tail(self, now, now + self.config.max_ledger_age_ms)
+        store = self.resolver.active()
+        try:
+            writer = await store.create(listener=tail, custom=self._custom())
+        except BraidError:
+            self.last_creation_failure_ms = now
+            raise
+        highest = max(self._record.value.last_ledger_id, self.infos[-1].ledger_id if self.infos else -1)
+        try:
+            if writer.ledger_id <= highest:
+                raise StorageUnavailable(
+                    f"The store gave ledger {writer.ledger_id} to log {self.name}, which already has ledger {highest}; "
+                    "ids must grow, so move the store's id allocator forward."
+                )
+            tail.attach(writer)
+            dropped = await self._commit(lambda infos: [*_without_empty_end(infos), LedgerInfo(ledger_id=writer.ledger_id)])
+        except OutcomeUnknown:
+            raise  # the record may name it: deleting it is up to whoever opens the log next
+        except BraidError:
+            await self._discard(writer.ledger_id, {})
+            raise
+        self.last_ledger_created_ms = now
+        self._ledger_listed(writer.ledger_id)
+        if tail.is_failed:
+            self._unsettled = tail
+        else:
+            self.tail = tail
+            self._drain()
+        for info in dropped:
+            await self._discard(info.ledger_id, info.properties)
+
+    def _drain(self) -> None:
+        """Append what waited, until the tail is full."""
+        while self._queue and self.tail is not None:
+            queued = self._queue[0]
+            try:
+                self.add(queued.body, queued.messages, queued.context, queued.txn)
+            except BraidError:
+                return  # `tail_failed` has decided what becomes of the queue
+            self._queue.popleft()
+            self._queue_bytes -= len(queued.body)
+            self.pending_bytes -= len(queued.body)
+
+    async def _commit(self, change: Callable[[list[LedgerInfo]], list[LedgerInfo]]) -> list[LedgerInfo]:
+        """Change the list of ledgers, in the record and then here; returns the ledgers that are no longer listed.
+
+        `change` takes away or adds whole ledgers; it is applied twice, because a ledger may be closed while the record is
+        written.
+        """
+        written: list[LedgerInfo] = []
+
+        def listed(record: LogRecord) -> LogRecord:
+            written[:] = change(self.infos)
+            return msgspec.structs.replace(
+                record,
+                ledgers=tuple(written),
+                last_ledger_id=max(record.last_ledger_id, written[-1].ledger_id if written else -1),
+                last_index=self.last_index,
+                last_append_ms=self._confirmed_append_ms,
+            )
+
+        await self._update(listed)
+        before, self.infos = self.infos, change(self.infos)
+        self._has_news = self.infos != written
+        kept = {info.ledger_id for info in self.infos}
+        known = {info.ledger_id for info in before}
+        dropped = [info for info in before if info.ledger_id not in kept]
+        if dropped and dropped[-1] is before[-1]:
+            self.map.drop_last()
+            self.map.drop_first(len(dropped) - 1)
+        else:
+            self.map.drop_first(len(dropped))
+        for info in self.infos:
+            if info.ledger_id not in known:
+                self.map.append(info.ledger_id, info.entries)
+        return dropped
+
+    async def _update(self, change: Callable[[LogRecord], LogRecord]) -> None:
+        """Write the record; another owner's record ends this log (INV2)."""
+        try:
+            await self._record.update(change)
+        except LedgerFenced as error:
+            self._fence(error)
+            raise
+
+    async def _discard(self, ledger_id: int, properties: Mapping[str, str]) -> None:
+        """Delete a ledger that no record names any more. If that fails it stays as an orphan, which harms nobody."""
+        try:
+            await self.resolver.for_ledger(ledger_id, properties).delete(ledger_id)
+        except BraidError as error:
+            log.warning("ledger %d of log %s could not be deleted and is an orphan now: %s", ledger_id, self.name, error)
+
+    def _ledger_listed(self, ledger_id: int) -> None:
+        """The log goes on in this ledger."""
+
+    def _custom(self) -> dict[str, bytes]:
+        """What the ledger store keeps with each ledger, for audits."""
+        return ledger_labels("managed-ledger", self.name, self._record.value.incarnation)
+
+
+def _without_empty_end(infos: list[LedgerInfo]) -> list[LedgerInfo]:
+    """The list without a last ledger that never got an entry, as a failure leaves it behind."""
+    return infos[:-1] if infos and infos[-1].entries == 0 else infos

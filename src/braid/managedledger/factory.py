@@ -1,0 +1,173 @@
+"""`ManagedLedgerFactory`: opens, lists and deletes logs.
+
+Owns the opening plan, whose order is the safety argument of INV2: claim the record by a CAS with a new owner epoch, fence the
+last ledger, recompute what it holds, claim and load the cursors with fresh reads, then serve. Every step can be repeated. A ledger that the record shows as closed was closed durably before; nobody can write it, so it is not opened again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Mapping
+
+import msgspec
+
+from braid.errors import BraidError, LedgerNotFound, NotReady, TopicNotFound, VersionConflict
+from braid.managedledger.api import LedgerResolver, LogListener
+from braid.managedledger.cache import EntryCache
+from braid.managedledger.config import ManagedLedgerConfig
+from braid.managedledger.cursor import ManagedCursor
+from braid.managedledger.cursor_store import CursorStore
+from braid.managedledger.deletion import finish_removal, remove_log
+from braid.managedledger.log import ManagedLedger
+from braid.managedledger.owned_record import OwnedRecord, swap
+from braid.managedledger.reading import settled
+from braid.managedledger.records import ROOT, LedgerInfo, LogRecord, decode_record, encode_record, log_key
+from braid.metadata.api import ABSENT, MetadataStore, Span
+from braid.metadata.names import decode_name
+from braid.runtime.env import Runtime
+
+log = logging.getLogger(__name__)
+CLAIM_ATTEMPTS = 10
+
+
+class ManagedLedgerFactory:
+    """The logs of one broker. Opening a log twice at the same time is up to the caller to avoid; the later one wins."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        metadata: MetadataStore,
+        resolver: LedgerResolver,
+        config: ManagedLedgerConfig,
+        cache: EntryCache,
+    ) -> None:
+        self._runtime = runtime
+        self._metadata = metadata
+        self._resolver = resolver
+        self._config = config
+        self._cache = cache
+
+    async def open(
+        self, name: str, listener: LogListener, *, create: bool, properties: Mapping[str, str] | None = None
+    ) -> ManagedLedger:
+        """Take over the log `name` and load it. `properties` are those of a log created by this call.
+
+        Raises TopicNotFound if there is none and `create` is off, NotReady if others take it over all the time.
+        """
+        record = await self._claim(log_key(name), create, dict(properties or {}))
+        await self._recover(record)
+        opened = ManagedLedger(
+            name,
+            record,
+            runtime=self._runtime,
+            metadata=self._metadata,
+            resolver=self._resolver,
+            config=self._config,
+            cache=self._cache,
+            listener=listener,
+        )
+        await self._load_cursors(opened, record.key)
+        return opened
+
+    async def exists(self, name: str) -> bool:
+        """Whether there is a log of this name."""
+        key = log_key(name)
+        found = await self._metadata.get(key)
+        return found is not None and not decode_record(LogRecord, key, found.value).is_deleted
+
+    async def names(self, parent: str) -> AsyncIterator[str]:
+        """Last name components of the logs directly below `parent`, as stored (encoded), in order."""
+        async for record in self._metadata.scan(Span(f"{ROOT}/{parent}")):
+            if not decode_record(LogRecord, record.key, record.value).is_deleted:
+                yield record.name
+
+    async def delete(self, name: str) -> None:
+        """Remove a log that is not loaded here: cursors, ledgers, record. Raises TopicNotFound."""
+        await remove_log(self._metadata, self._resolver, log_key(name))
+
+    async def _claim(self, key: str, create: bool, properties: dict[str, str]) -> OwnedRecord[LogRecord]:
+        """Make the record ours: the first step of opening."""
+        metadata = self._metadata
+        for _attempt in range(CLAIM_ATTEMPTS):
+            found = await metadata.get(key, fresh=True)
+            record = None if found is None else decode_record(LogRecord, key, found.value)
+            if found is not None and record is not None and record.is_deleted:
+                await finish_removal(metadata, self._resolver, key, record, found.version)
+                continue
+            if record is None:
+                if not create:
+                    raise TopicNotFound(f"The log {key} does not exist.")
+                record = LogRecord(
+                    incarnation=self._runtime.token(128), properties=properties, created_ms=self._runtime.clock.now_ms()
+                )
+            value = msgspec.structs.replace(record, owner_epoch=record.owner_epoch + 1, owner_token=self._runtime.token(128))
+            try:
+                version = await swap(metadata, key, encode_record(value), ABSENT if found is None else found.version)
+            except VersionConflict:
+                continue
+            return OwnedRecord(metadata, key, value, version)
+        raise NotReady(f"The log {key} is being taken over by others all the time; try again.")
+
+    async def _recover(self, record: OwnedRecord[LogRecord]) -> None:
+        """Fence the ledger that may still be written and write down what it holds; an empty one leaves the list."""
+        value = record.value
+        ledgers = list(value.ledgers)
+        dropped: list[LedgerInfo] = []
+        while ledgers and (ledgers[-1].timestamp == 0 or ledgers[-1].entries == 0):
+            info = ledgers.pop()
+            store = self._resolver.for_ledger(info.ledger_id, info.properties)
+            try:
+                end = await settled(store, info.ledger_id)
+            except LedgerNotFound:
+                log.error("ledger %d of %s is lost; the log goes on without it", info.ledger_id, record.key)
+                dropped.append(info)
+                continue
+            if end.entries:
+                ledgers.append(
+                    msgspec.structs.replace(
+                        info,
+                        entries=end.entries,
+                        size=end.size,
+                        timestamp=self._runtime.clock.now_ms(),
+                        last_index=end.last_index,
+                        last_append_ms=end.last_append_ms,
+                    )
+                )
+                break
+            dropped.append(info)
+        last_index, last_append_ms = value.last_index, value.last_append_ms
+        if ledgers:  # what is stored counts, never less than what an earlier update wrote down
+            last_index = max(last_index, ledgers[-1].last_index)
+            last_append_ms = max(last_append_ms, ledgers[-1].last_append_ms)
+        listed = tuple(ledgers)
+        if (listed, last_index, last_append_ms) == (value.ledgers, value.last_index, value.last_append_ms):
+            return
+        await record.update(
+            lambda old: msgspec.structs.replace(
+                old,
+                ledgers=listed,
+                last_ledger_id=max(old.last_ledger_id, old.ledgers[-1].ledger_id if old.ledgers else -1),
+                last_index=last_index,
+                last_append_ms=last_append_ms,
+            )
+        )
+        for info in dropped:
+            try:
+                await self._resolver.for_ledger(info.ledger_id, info.properties).delete(info.ledger_id)
+            except BraidError as error:
+                log.warning("empty ledger %d of %s is an orphan now: %s", info.ledger_id, record.key, error)
+
+    async def _load_cursors(self, opened: ManagedLedger, key: str) -> None:
+        """Claim every cursor of this log; records of an earlier log of the same name (INV5) are swept."""
+        async for found in self._metadata.scan(Span(key), fresh=True):
+            name = decode_name(found.name)
+            loaded = await CursorStore.load(opened, name, found)
+            if loaded is None:
+                log.warning("the record %s belongs to a deleted log and is removed", found.key)
+                try:
+                    await self._metadata.delete(found.key, expected=found.version)
+                except VersionConflict:
+                    log.info("the record %s changed meanwhile and is left to the next open", found.key)
+                continue
+            store, position = loaded
+            opened.restore_cursor(ManagedCursor.restored(opened, name, store, position))

@@ -1,0 +1,83 @@
+"""`Tail`: the ledger a log is being written to, and the entries on their way into it.
+
+Owns the order of unconfirmed entries. Hot: one list append per entry, one call per commit group (INV1: the log hears of
+entries only when they are durable).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from braid.errors import LedgerError
+from braid.ledger.api import LedgerWriter
+from braid.managedledger.api import Entry
+
+Added = list[tuple[Entry, object]]
+
+
+class TailOwner(Protocol):
+    """The log behind a tail."""
+
+    def tail_confirmed(self, tail: Tail, added: Added, size: int) -> None: ...
+
+    def tail_failed(self, tail: Tail, error: LedgerError) -> None: ...
+
+
+class Tail:
+    """Listener of one ledger's writer."""
+
+    __slots__ = (
+        "_owner",
+        "append",
+        "confirmed",
+        "created_ms",
+        "is_failed",
+        "ledger_id",
+        "pending",
+        "pending_size",
+        "roll_ms",
+        "writer",
+    )
+
+    writer: LedgerWriter
+    append: Callable[[bytes, bytes], int]
+
+    def __init__(self, owner: TailOwner, created_ms: int, roll_ms: int) -> None:
+        self._owner = owner
+        self.created_ms = created_ms
+        self.roll_ms = roll_ms
+        """When it is too old to go on, whatever its size."""
+        self.ledger_id = -1
+        self.pending: Added = []
+        self.pending_size = 0
+        """Bytes of the pending bodies."""
+        self.confirmed = -1
+        self.is_failed = False
+
+    def attach(self, writer: LedgerWriter) -> None:
+        """The ledger exists now."""
+        self.writer = writer
+        self.append = writer.append
+        self.ledger_id = writer.ledger_id
+
+    def ledger_advanced(self, last_confirmed: int) -> None:
+        count = last_confirmed - self.confirmed
+        if count <= 0:
+            return
+        self.confirmed = last_confirmed
+        added = self.pending
+        if count == len(added):
+            self.pending = []
+            size, self.pending_size = self.pending_size, 0
+        else:
+            added = added[:count]
+            del self.pending[:count]
+            size = sum([len(entry.body) for entry, _ in added])
+            self.pending_size -= size
+        self._owner.tail_confirmed(self, added, size)
+
+    def ledger_failed(self, error: LedgerError) -> None:
+        if not self.is_failed:
+            self.is_failed = True
+            self._owner.tail_failed(self, error)

@@ -1,0 +1,1 @@
+"""Pytest plug-in of the test kit."""

@@ -1,0 +1,92 @@
+"""Frames: `totalSize, commandSize, command[, payload]`, cut out of received bytes.
+
+Owns the size limits and the bytes of a frame that has not arrived whole. The two protocol ends walk the frames themselves,
+because a call per frame would cost as much as the rest of the decoding.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+from braid.errors import ProtocolError
+
+DEFAULT_MAX_MESSAGE_SIZE: Final = 5 * 1024 * 1024
+FRAME_PADDING: Final = 10 * 1024
+"""What a frame may hold beyond the largest message: command, message metadata, checksum."""
+MAX_COMMAND_SIZE: Final = 1024 * 1024
+"""Largest command a broker decodes: far above any real one, far below what would hurt."""
+
+SIZES: Final = Struct(">II")
+_MAX_PARTS: Final = 256
+
+
+class FrameBuffer:
+    """Holds the beginning of an unfinished frame between two reads; never more than one frame and one read."""
+
+    __slots__ = ("_limit", "_parts", "_size", "_wanted")
+
+    def __init__(self, max_message_size: int) -> None:
+        self._limit = max_message_size + FRAME_PADDING
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._wanted = 0
+
+    @property
+    def limit(self) -> int:
+        """Largest `totalSize` accepted: the frame with its length field fits into message size plus padding."""
+        return self._limit - 4
+
+    def resize(self, max_message_size: int) -> None:
+        """Follow the limit the other side announced."""
+        self._limit = max_message_size + FRAME_PADDING
+
+    @property
+    def size(self) -> int:
+        """Bytes held."""
+        return self._size
+
+    def join(self, data: bytes) -> bytes:
+        """The bytes to decode now: what was kept plus `data`; empty while the frame under way is incomplete.
+
+        A large frame that comes in many reads is joined once, at its end, not once per read.
+        """
+        if not self._size:
+            return data
+        parts = self._parts
+        parts.append(data)
+        self._size += len(data)
+        if self._size < self._wanted:
+            if len(parts) >= _MAX_PARTS:
+                self._parts = [b"".join(parts)]
+            return b""
+        joined = b"".join(parts)
+        self._parts = []
+        self._size = 0
+        return joined
+
+    def keep(self, data: bytes, start: int) -> None:
+        """Keep `data[start:]`, the beginning of a frame. Raises ProtocolError if that frame can never be accepted."""
+        size = len(data) - start
+        if not size:
+            return
+        if size >= 4:
+            total = int.from_bytes(data[start : start + 4], "big")
+            command = int.from_bytes(data[start + 4 : start + 8], "big") if size >= 8 else 0
+            self.check(total, command)
+            self._wanted = total + 4
+        else:
+            self._wanted = 4
+        self._parts = [data[start:]]
+        self._size = size
+
+    def check(self, total: int, command: int) -> None:
+        """Raise ProtocolError unless the two lengths can be those of a frame."""
+        if total > self.limit:
+            raise ProtocolError(
+                f"A frame of {total + 4} bytes was announced; the limit is {self._limit}. Send smaller messages."
+            )
+        if total < 4 or command > total - 4:
+            raise ProtocolError(
+                f"A frame of {total} bytes cannot hold a command of {command} bytes; the lengths are not Pulsar's."
+            )
