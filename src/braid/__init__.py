@@ -1,3 +1,14 @@
 """Braid: a message-streaming platform whose topics grow and shrink while they are in use."""
 
+from typing import Any
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """`braid.connect`, imported when it is first used: importing `braid` alone stays cheap."""
+    if name == "connect":
+        from braid.client import connect
+
+        return connect
+    raise AttributeError(f"module 'braid' has no attribute {name!r}")

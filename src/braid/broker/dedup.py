@@ -63,17 +63,17 @@ class MessageDeduplication:
         self._remember(metadata.producer_name, sequence_id)
         self._since_snapshot += 1
 
-    def check(self, name: str, sequence_id: int, highest: int | None) -> Verdict:
+    def check(self, name: str, sequence_id: int, highest: int) -> Verdict:
         """Judge an arriving message and, if it is new, note it as pushed."""
         pushed = self._pushed.get(name, -1)
         if sequence_id <= pushed:
             return Verdict.DUPLICATE if sequence_id <= self._stored.get(name, -1) else Verdict.UNDETERMINED
-        self._pushed[name] = sequence_id if highest is None else max(highest, sequence_id)
+        self._pushed[name] = max(highest, sequence_id)
         return Verdict.NEW
 
-    def stored(self, name: str, sequence_id: int, highest: int | None, position: Position) -> None:
+    def stored(self, name: str, sequence_id: int, highest: int, position: Position) -> None:
         """A message that was new is durable now."""
-        self._remember(name, sequence_id if highest is None else max(highest, sequence_id))
+        self._remember(name, max(highest, sequence_id))
         self._since_snapshot += 1
         if self._since_snapshot >= self._snapshot_entries:
             self.snapshot(position)

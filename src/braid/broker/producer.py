@@ -125,7 +125,7 @@ class Producer:
             return True
         verdict = dedup.check(self.info.name, send.sequence_id, highest)
         if verdict is Verdict.DUPLICATE:
-            self.reply_in_order(send_receipt(self.producer_id, send.sequence_id, highest, -1, -1))
+            self.reply_in_order(send_receipt(self.producer_id, send.sequence_id, None if highest < 0 else highest, -1, -1))
         elif verdict is Verdict.UNDETERMINED:
             self._refuse(
                 send, StorageUnavailable(f"Message {send.sequence_id} was sent before and is not stored yet; send it again.")

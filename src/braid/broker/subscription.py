@@ -82,6 +82,11 @@ class Subscription:
                     f"The subscription {self.name} of {self.topic.name} is in use as {TYPE_LABELS[self.sub_type]}; "
                     f"a consumer cannot join it as {TYPE_LABELS[sub_type]}."
                 )
+            if sub_type is SubType.KEY_SHARED and self.consumers:
+                raise NotAllowed(
+                    f"The Key_Shared subscription {self.name} of {self.topic.name} has a consumer; this broker serves "
+                    "Key_Shared to one consumer at a time so far. Use Shared or Failover."
+                )
             if sub_type is SubType.EXCLUSIVE and self.consumers:
                 await self._drop_if_dead(self.consumers[0])
             if self.topic.is_closing:
@@ -95,7 +100,7 @@ class Subscription:
 
     def _become(self, sub_type: SubType) -> None:
         self.sub_type = sub_type
-        if sub_type is SubType.SHARED:
+        if sub_type in (SubType.SHARED, SubType.KEY_SHARED):
             self.dispatcher = SharedDispatcher(self)
         else:
             self.dispatcher = SingleActiveDispatcher(self, is_failover=sub_type is SubType.FAILOVER)
@@ -182,7 +187,7 @@ class Subscription:
         try:
             self.is_kept = not self.is_durable
             for consumer in list(self.consumers):
-                if self.sub_type is SubType.SHARED or self.is_active(consumer):
+                if self.is_active(consumer):
                     self.disconnect(consumer)
             await self.cursor.reset(position, ack_set)
             self.dispatcher.rewind()

@@ -109,7 +109,11 @@ class Topic:
                     push = receipts.append
                     messages = size = 0
                 producer = owner
-            push(send_receipt(owner.producer_id, sequence_id, highest, entry.ledger_id, entry.entry_id))
+            push(
+                send_receipt(
+                    owner.producer_id, sequence_id, None if highest < 0 else highest, entry.ledger_id, entry.entry_id
+                )
+            )
             messages += entry.messages
             size += length
             if dedup is not None:

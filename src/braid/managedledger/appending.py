@@ -316,7 +316,7 @@ class LogAppender:
             self._unsettled = None
         if end.entries > tail.confirmed + 1:
             if tail.pending:
-                tail.ledger_advanced(end.entries - 1)
+                tail.confirm(end.entries - 1)
             else:  # reported as failed already, and stored after all
                 self.map.grow(end.entries)
                 self.last_position = Position(tail.ledger_id, end.entries - 1)
@@ -325,7 +325,7 @@ class LogAppender:
                 self._cache.clear()
                 self._is_cache_current = False
                 self._listener.entries_added([])
-            self._pushed_index = self.last_index
+        self._pushed_index = self.last_index
         self._ended(tail.ledger_id, end.entries, end.size)
         again = [Queued(entry.body, entry.messages, context, entry.txn) for entry, context in tail.pending]
         self._queue.extendleft(reversed(again))

@@ -298,7 +298,7 @@ class ManagedCursor:
         if self._store is None:
             return
         if self._is_stopped:
-            raise Closed(f"The cursor {self.name} of log {self._log.name} is closed.")
+            raise self._closed()
         if not self._is_dirty and self._writing is None:
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -353,7 +353,7 @@ class ManagedCursor:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._tell(self._waiting, Closed(f"The cursor {self.name} of log {self._log.name} is closed."))
+        self._tell(self._waiting, self._closed())
         self._waiting = []
 
     async def _stop_writing(self) -> None:
@@ -376,7 +376,7 @@ class ManagedCursor:
 
     async def _write(self) -> None:
         """One write, and further ones while somebody waits for them."""
-        error: BraidError | None = None
+        error: BraidError | None = self._closed()  # unless this comes to an end, it was cancelled
         try:
             while self._is_dirty:
                 self._is_dirty = False
@@ -385,6 +385,7 @@ class ManagedCursor:
                 self._tell(self._joined, None)
                 if not self._waiting:
                     break
+            error = None
         except LedgerFenced as fenced:
             error = fenced
             self._is_stopped = True
@@ -404,6 +405,9 @@ class ManagedCursor:
     async def _save(self) -> None:
         if self._store is not None:
             await self._store.save(self._snapshot())
+
+    def _closed(self) -> Closed:
+        return Closed(f"The cursor {self.name} of log {self._log.name} is closed.")
 
     def _tell(self, waiting: list[asyncio.Future[None]], error: BraidError | None) -> None:
         for done in waiting:

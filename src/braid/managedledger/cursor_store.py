@@ -1,7 +1,8 @@
 """`CursorStore`: where one durable cursor's position survives: its record and its ledger.
 
-Owns both and the order in which they change: the first entry of a new ledger is durable before the CAS that points to it, and only then is the old ledger deleted. Only the last entry of a ledger counts; if it has none, or is lost, the
-snapshot in the record does. Upholds INV2 for cursors: loading one claims its record by CAS, then fences its ledger, then reads.
+Owns both and the order in which they change: the first entry of a new ledger is durable before the CAS that points to it, and
+only then is the old ledger deleted. Only the last entry of a ledger counts; if it has none, or is lost, the snapshot in the
+record does. Upholds INV2 for cursors: loading one claims its record by CAS, then fences its ledger, then reads.
 """
 
 from __future__ import annotations
@@ -78,7 +79,11 @@ class CursorStore:
                 expected = ABSENT if found is None else found.version
                 continue
             # A broker that lost the log meanwhile could still create records: look who owns it now (INV2).
-            await owner.check_owner()
+            try:
+                await owner.check_owner()
+            except LedgerFenced:
+                await _take_back(owner, key, version)
+                raise
             return cls(owner, name, OwnedRecord(owner.metadata, key, value, version))
         raise NotReady(f"The cursor {name} of log {owner.name} is being changed by somebody else; try again.")
 
@@ -230,3 +235,11 @@ class CursorStore:
             await self._owner.resolver.for_ledger(ledger_id, properties).delete(ledger_id)
         except BraidError as error:
             log.warning("cursor ledger %d of log %s is an orphan now: %s", ledger_id, self._owner.name, error)
+
+
+async def _take_back(owner: ManagedLedger, key: str, version: int) -> None:
+    """Remove a record that we had no right to create, unless the log's new owner has made it its own."""
+    try:
+        await owner.metadata.delete(key, expected=version)
+    except BraidError as error:
+        log.info("the record %s is left to the new owner of the log: %s", key, error)

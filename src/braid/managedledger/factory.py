@@ -1,7 +1,8 @@
 """`ManagedLedgerFactory`: opens, lists and deletes logs.
 
 Owns the opening plan, whose order is the safety argument of INV2: claim the record by a CAS with a new owner epoch, fence the
-last ledger, recompute what it holds, claim and load the cursors with fresh reads, then serve. Every step can be repeated. A ledger that the record shows as closed was closed durably before; nobody can write it, so it is not opened again.
+last ledger, recompute what it holds, claim and load the cursors with fresh reads, then serve. Each step can be repeated.
+A ledger that the record shows as closed was closed durably before; nobody can write it, so it is not opened again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`ManagedLedger`: one topic's log, a list of ledgers of which the last is written to.
 
 Owns reading, trimming, terminating, properties and the set of cursors; appending is the other half (`appending.py`), a cursor
-keeps itself (`cursor.py`), opening and deleting are plans of `factory.py`. Upholds INV2: every update of the record is a CAS, and a
-conflict ends this log for good.
+keeps itself (`cursor.py`), opening and deleting are plans (`factory.py`, `deletion.py`). Upholds INV2: every update of the
+record is a CAS, and a conflict ends this log for good.
 """
 
 from __future__ import annotations

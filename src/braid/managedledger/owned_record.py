@@ -1,8 +1,8 @@
 """`OwnedRecord`: a metadata record that one owner updates by compare-and-swap.
 
 Owns the rule of INV2 for records: every update names the version of the last one; a conflict means that somebody else took
-over, and from then on every update is refused. An unknown outcome is settled by reading the record back: the owner's token inside the
-value tells our write from another's.
+over, and from then on every update is refused. An unknown outcome is settled by reading the record back: the
+owner's token inside the value tells our write from another's.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def decode_record(kind: type[R], key: str, data: bytes) -> R:
     """JSON to record; StoreMismatch if it is not one or is newer than this build."""
     try:
         version = msgspec.json.decode(data, type=_Versioned).format_version
-        _check_version(version, key)
+        check_version(version, key)
         return msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as exc:
         raise StoreMismatch(f"The record {key} is not readable ({exc}); restore the metadata store.") from exc
@@ -139,13 +139,14 @@ def decode_position(ledger_id: int, data: bytes) -> CursorPosition:
     """Bytes of a cursor-ledger entry to the position."""
     where = f"cursor ledger {ledger_id}"
     try:
-        _check_version(msgspec.msgpack.decode(data, type=_Versioned).format_version, where)
+        check_version(msgspec.msgpack.decode(data, type=_Versioned).format_version, where)
         return msgspec.msgpack.decode(data, type=CursorPosition)
     except msgspec.DecodeError as exc:
         raise StoreMismatch(f"The last entry of {where} is not a cursor position ({exc}).") from exc
 
 
-def _check_version(version: int, where: str) -> None:
+def check_version(version: int, where: str) -> None:
+    """Refuse a format that this build does not know."""
     if not 1 <= version <= FORMAT_VERSION:
         raise StoreMismatch(
             f"The format version {version} of {where} is unknown to this build (1 to {FORMAT_VERSION}); use a newer one."

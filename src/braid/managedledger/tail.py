@@ -62,6 +62,11 @@ class Tail:
         self.ledger_id = writer.ledger_id
 
     def ledger_advanced(self, last_confirmed: int) -> None:
+        if not self.is_failed:  # a failed writer's end is asked for, not heard of
+            self.confirm(last_confirmed)
+
+    def confirm(self, last_confirmed: int) -> None:
+        """Everything up to `last_confirmed` is durable."""
         count = last_confirmed - self.confirmed
         if count <= 0:
             return

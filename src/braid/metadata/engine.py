@@ -192,6 +192,9 @@ class Engine:
             last = tail[0] if last is None else max(last, tail[0])
         if last is None:
             last = (0,) * len(deltas)
+        newest = self._pipeline.expected(sequence_key(prefix, last))
+        if newest is not None and newest[PARTITION] != partition:
+            raise wrong_partition(prefix, newest[PARTITION], partition)
         if len(last) != len(deltas):
             raise InvalidArgument(f"The sequence {prefix} counts {len(last)} numbers, but the call gives {len(deltas)} deltas.")
         numbers = tuple(number + delta for number, delta in zip(last, deltas, strict=True))

@@ -168,21 +168,29 @@ class Handle:
         self, what: str | Span | IndexSpan, *, recursive: bool = False, partition: str | None = None
     ) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
         self._live()
-        if isinstance(what, str):
-            row = self._engine.tables.rows.get(what)
-            if row is not None and not recursive:
-                self._check_partition(row, partition)
-        elif recursive:
+        if recursive and not isinstance(what, str):
             raise InvalidArgument("Only a watch on a key can be recursive; a span is one collection or index.")
+        is_point = isinstance(what, str) and not recursive
         engine = self._engine
-        return Watch(engine.watches, engine.tables, what, recursive=recursive, holder=self, to_record=self._to_record)
+
+        def to_record(row: Row) -> Record:
+            if is_point or partition is not None:
+                self._check_partition(row, partition)
+            return record_of(row, self._lease.id)
+
+        return Watch(engine.watches, engine.tables, what, recursive=recursive, holder=self, to_record=to_record)
 
     def follow(
         self, prefix: str, *, partition: str, after: str | None = None
     ) -> AbstractAsyncContextManager[AsyncIterator[Record]]:
         self._live()
         engine = self._engine
-        return Follow(engine.watches, engine.tables, prefix, after=after, holder=self, to_record=self._to_record)
+
+        def to_record(row: Row) -> Record:
+            self._check_partition(row, partition)
+            return record_of(row, self._lease.id)
+
+        return Follow(engine.watches, engine.tables, prefix, after=after, holder=self, to_record=to_record)
 
     async def close(self) -> None:
         if not self._is_closed:
@@ -198,9 +206,6 @@ class Handle:
         if self._lease.state is SessionState.LOST:
             self._lease = self._engine.open_session(self.name)
         return self._lease
-
-    def _to_record(self, row: Row) -> Record:
-        return record_of(row, self._lease.id)
 
     def _check_partition(self, row: Row, partition: str | None) -> None:
         if row[PARTITION] != partition:

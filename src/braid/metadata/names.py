@@ -65,7 +65,7 @@ def check_index(index: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 def span_bounds(span: Span) -> tuple[str, str, str]:
     """Parent and half-open key bounds of a span. Keys of one collection are ordered like their names."""
     parent = "" if span.parent == "/" else span.parent
-    if parent:
+    if span.parent != "/":
         check_key(parent)
     for bound in (span.lo, span.hi):
         if bound is not None:

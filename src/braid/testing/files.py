@@ -1,8 +1,8 @@
 """File twins for tests: a disk that forgets, fills up, fails and decays.
 
 `ForgetfulFiles` is an in-memory `FileSystem` that keeps what was synced apart from what was not. `power_cut()` gives the disk
-as found after a reboot: unsynced bytes are gone, or a torn part of them is there; unsynced directory changes are undone from some
-point on. All choices come from the given generator, so a seed repeats a run. Simulation only; nothing here is fast.
+as found after a reboot: unsynced bytes are gone, or a torn part of them is there; unsynced directory changes are undone from
+some point on. All choices come from the given generator, so a seed repeats a run. Simulation only; nothing here is fast.
 """
 
 from __future__ import annotations

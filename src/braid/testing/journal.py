@@ -106,8 +106,8 @@ class FileJournal:
         while position + _FRAME.size <= len(data):
             size, checksum = _FRAME.unpack_from(data, position)
             body = data[position + _FRAME.size : position + _FRAME.size + size]
-            if len(body) < size or google_crc32c.value(body) != checksum:
-                break
+            if size == 0 or len(body) < size or google_crc32c.value(body) != checksum:
+                break  # torn; a run of zeros is no empty frame
             frames.append(body)
             position += _FRAME.size + size
         return frames, position
@@ -117,9 +117,7 @@ def _frame(body: bytes) -> bytes:
     return _FRAME.pack(len(body), google_crc32c.value(body)) + body
 
 
-async def open_store(
-    runtime: Runtime, *, path: Path | None = None, session_timeout: float = DEFAULT_SESSION_TIMEOUT
-) -> Engine:
+async def open_store(runtime: Runtime, *, path: Path | None = None, session_timeout: float = DEFAULT_SESSION_TIMEOUT) -> Engine:
     """A durable store on the runtime's file layer, in the directory `path`."""
     directory = path or Path("metadata")
     journal = FileJournal(runtime.files, directory, runtime.token(128))

@@ -1,0 +1,1 @@
+"""The broker's HTTP side (admin REST, metrics) and `Standalone`, the composition of a whole one-process broker."""

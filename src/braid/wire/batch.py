@@ -37,7 +37,7 @@ def decode_batch(payload: bytes, count: int) -> list[tuple[SingleMessageMetadata
     for number in range(count):
         start = at + 4
         body = start + int.from_bytes(payload[at:start], "big")
-        if start > end or body > end:
+        if body > end:
             raise ProtocolError(f"A batch of {end} bytes ends inside message {number} of {count}; it is corrupt.")
         try:
             metadata = SingleMessageMetadata.FromString(payload[start:body])

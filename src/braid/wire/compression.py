@@ -58,8 +58,6 @@ def _decompress(codec: int, payload: bytes, size: int) -> bytes:
     elif codec == CompressionType.ZSTD:
         written = cramjam.zstd.decompress_into(payload, buffer)
     elif codec == CompressionType.SNAPPY:
-        if cramjam.snappy.decompress_raw_len(payload) != size:
-            raise _corrupt(codec, size)
         written = cramjam.snappy.decompress_raw_into(payload, buffer)
     else:
         raise ProtocolError(f"Compression type {codec} is unknown; known are 0 to 4.")

@@ -15,7 +15,10 @@ from braid.wire.entries import MAGIC_BROKER_METADATA
 from braid.wire.varints import varint
 
 _SIZES: Final = Struct(">II")
-_RECEIPT_HEAD: Final = Struct(">II3sB")
+_RECEIPT: Final = Struct(">II3sBB")
+"""Both lengths, the type with the tag of the sub-message, its size, the tag of the producer id."""
+_MESSAGE_ID: Final = tuple(b"\x1a%c\x08" % size for size in range(23))
+"""Tag of a receipt's message id, its size, tag of the ledger id: by size."""
 _BROKER_HEAD: Final = Struct(">HI")
 _TXN_MOST: Final = varint(1000 << 3)
 _TXN_LEAST: Final = varint(1001 << 3)
@@ -25,18 +28,13 @@ _time_varint: Final = lru_cache(maxsize=64)(varint)
 
 def send_receipt(producer_id: int, sequence_id: int, highest_sequence_id: int | None, ledger_id: int, entry_id: int) -> bytes:
     """The whole SEND_RECEIPT frame; negative ids are allowed (-1:-1 says that a duplicate was dropped)."""
-    ledger, entry = varint(ledger_id), varint(entry_id)
-    body = b"\x08%b\x10%b\x1a%c\x08%b\x10%b" % (
-        varint(producer_id),
-        varint(sequence_id),
-        len(ledger) + len(entry) + 2,
-        ledger,
-        entry,
+    ids = varint(producer_id) + b"\x10" + varint(sequence_id)
+    position = varint(ledger_id) + b"\x10" + varint(entry_id)
+    tail = b"" if highest_sequence_id is None else b"\x20" + varint(highest_sequence_id)
+    size = len(ids) + len(position) + len(tail) + 4  # at most 58, so its own length is one byte
+    return (
+        _RECEIPT.pack(size + 8, size + 4, b"\x08\x07\x3a", size, 0x08) + ids + _MESSAGE_ID[len(position) + 1] + position + tail
     )
-    if highest_sequence_id is not None:
-        body += b"\x20" + varint(highest_sequence_id)
-    size = len(body)  # at most 58, so its own length is one byte
-    return _RECEIPT_HEAD.pack(size + 8, size + 4, b"\x08\x07\x3a", size) + body
 
 
 def broker_entry_metadata(timestamp_ms: int, index: int, txn: tuple[int, int] | None) -> bytes:

@@ -47,7 +47,7 @@ def entry_metadata(entry: bytes) -> MessageMetadata:
     start = payload_start = 10 if entry[:2] == _CHECKED else 4
     size = int.from_bytes(entry[start - 4 : start], "big")
     payload_start += size
-    if payload_start > len(entry) or len(entry) < start:
+    if payload_start > len(entry):
         raise ProtocolError(f"An entry of {len(entry)} bytes cannot hold the {size} bytes of metadata it announces.")
     try:
         metadata = _parse(entry[start:payload_start])
@@ -87,21 +87,15 @@ def split_entry(stored: bytes) -> StoredHead:
     if len(stored) >= _BROKER.size:
         magic, size, tag_time, a, b, c, d, e, f, tag_index = _unpack_broker(stored)
         # The usual shape, times of the years 1971 to 2109: a six-byte number, then the index and nothing else.
-        if (
-            magic == MAGIC_BROKER_METADATA
-            and tag_time == 0x08
-            and tag_index == 0x10
-            and a & b & c & d & e > 0x7F
-            and 0 < f < 0x80
-        ):
+        if magic == MAGIC_BROKER_METADATA and tag_time == 0x08 and tag_index == 0x10 and a & b & c & d & e > 0x7F and f < 0x80:
             i, end = _BROKER.size, size + 6
             index = shift = 0
             if end <= len(stored) and size > 8:
-                while (byte := stored[i]) > 0x7F and shift < 49:
+                while (byte := stored[i]) > 0x7F and shift < 49 and i + 1 < end:
                     index |= (byte & 0x7F) << shift
                     shift += 7
                     i += 1
-                if i + 1 == end:
+                if i + 1 == end and byte < 0x80:
                     time = a + (b << 7) + (c << 14) + (d << 21) + (e << 28) + (f << 35) - _TIME_BIAS
                     return time, index | byte << shift, None, end
     return _split_unusual(stored)

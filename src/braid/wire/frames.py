@@ -86,7 +86,7 @@ class FrameBuffer:
             raise ProtocolError(
                 f"A frame of {total + 4} bytes was announced; the limit is {self._limit}. Send smaller messages."
             )
-        if total < 4 or command > total - 4:
+        if command > total - 4:
             raise ProtocolError(
                 f"A frame of {total} bytes cannot hold a command of {command} bytes; the lengths are not Pulsar's."
             )

@@ -80,6 +80,7 @@ def test_refused_names_say_what_is_wrong(text: str, reason: str) -> None:
         ("x-partition-2147483647", 2147483647, "x"),
         ("x-partition-2147483648", -1, "x-partition-2147483648"),
         ("x-partition-1\n", -1, "x-partition-1\n"),
+        ("x\ny-partition-1", 1, "x\ny"),
     ],
 )
 def test_partition_suffix(local: str, index: int, base: str) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
 from braid.wire import messages, types
 from braid.wire.commands import FIELDS, Command, decode, encode
@@ -57,6 +61,19 @@ def test_schema_is_complete() -> None:
         "ScalableTopicDAG.routing",
     ]
     assert set(file.message_types_by_name) == set(messages.__all__)
+
+
+def test_generated_code_is_that_of_the_schema(tmp_path: Path) -> None:
+    compiled = tmp_path / "schema.bin"
+    proto = "braid/wire/schema/pulsar.proto"
+    root = Path(schema.__file__).parents[3]
+    protoc = [sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={root}", f"--descriptor_set_out={compiled}", proto]
+    subprocess.run(protoc, check=True)
+    (file,) = FileDescriptorSet.FromString(compiled.read_bytes()).file
+    for message in file.message_type:
+        for field in message.field:
+            field.ClearField("json_name")  # derived; generated code leaves it out
+    assert file == FileDescriptorProto.FromString(schema.DESCRIPTOR.serialized_pb)
 
 
 def test_a_command_field_has_the_number_of_its_type() -> None:

@@ -68,10 +68,11 @@ def test_ping_and_pong_at_any_stage() -> None:
 def test_authentication_holds_everything_back() -> None:
     protocol = ServerProtocol(MAX, requires_auth=True)
     protocol.receive(CONNECT)
-    assert protocol.stage is Stage.CONNECTING
+    stages = [protocol.stage]
     assert len(protocol.receive(requests.auth_response("c", "token", b"x"))) == 1
     protocol.accept()
-    assert protocol.stage is Stage.CONNECTED
+    stages.append(protocol.stage)
+    assert stages == [Stage.CONNECTING, Stage.CONNECTED]
     assert len(protocol.receive(requests.send(1, 2, ENTRY))) == 1
 
     for early in (FLOW, requests.send(1, 2, ENTRY)):
@@ -86,7 +87,8 @@ def test_second_connect() -> None:
 
 
 @pytest.mark.parametrize(
-    "pushed", [replies.success(1), replies.connected("x", 21, 1), replies.close_consumer(1)[:8] + b"\x08\x1b\xda\x01\x02\x08\x01"]
+    "pushed",
+    [replies.success(1), replies.connected("x", 21, 1), replies.close_consumer(1)[:8] + b"\x08\x1b\xda\x01\x02\x08\x01"],
 )
 def test_commands_only_brokers_send(pushed: bytes) -> None:
     command = pushed[8:]

@@ -65,8 +65,6 @@ def _check_supported(name: TopicName, body: messages.CommandSubscribe) -> None:
     check_served(name)
     if not body.subscription or body.subscription.startswith(RESERVED_PREFIX) or body.subscription in RESERVED_NAMES:
         raise ProducerBusy(f"{body.subscription!r} cannot be the name of a subscription; choose another.")
-    if SubType(body.subType) is SubType.KEY_SHARED:
-        raise NotAllowed("This broker has no Key_Shared subscriptions yet; use Exclusive, Shared or Failover.")
     if body.read_compacted:
         raise NotAllowed("This broker has no compaction yet; subscribe without read_compacted.")
 

@@ -156,9 +156,9 @@ class SqliteJournal:
     def _rows(self, db: sqlite3.Connection) -> Iterator[Row]:
         where = f"The metadata store {self._path}"
         for key, body in db.execute("SELECT key, body FROM record WHERE key <> ''"):
-            row = decode_row(body, where)
-            if row[0] != key:
-                raise StoreMismatch(f"{where} is damaged: the record {key!r} is stored under another key.")
+            row = decode_row(body, where) if isinstance(body, bytes) else None
+            if row is None or row[0] != key:
+                raise StoreMismatch(f"{where} is damaged: the record {key!r} is not what was stored under its key.")
             yield row
 
     def _refusal(self, exc: sqlite3.Error) -> Exception:
@@ -167,7 +167,7 @@ class SqliteJournal:
             return DataDirectoryBusy(
                 f"The metadata store {self._path} is in use by another process; stop that one or choose another directory."
             )
-        if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, 0):  # 0: Python could not decode a column
             return StoreMismatch(
                 f"The metadata store {self._path} is damaged ({exc}); restore the data directory from a backup."
             )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from braid.errors import LedgerStoreFailed
 from braid.ledger.backends.local.recovery import Recovered, recover
 from braid.ledger.backends.local.settings import LocalSettings
 from braid.ledger.backends.local.store import LocalLedgerStore
@@ -28,7 +29,8 @@ async def open_store(
     """Open the store in `path`, made if missing; returns after the replay.
 
     `on_fatal` is called once, on the loop, when the disk failed in a way after which the process must end; without it the
-    failure is only logged and everything is refused. Raises DataDirectoryBusy, StoreMismatch or EntryCorrupt.
+    failure is only logged and everything is refused. Raises DataDirectoryBusy, StoreMismatch, EntryCorrupt or
+    LedgerStoreFailed.
     """
     settings = settings or LocalSettings()
     if not settings.sync:
@@ -36,6 +38,9 @@ async def open_store(
     worker = runtime.threads.worker("ledger-journal")
     try:
         lock, recovered = await worker.run(partial(_lock_and_recover, runtime, path, settings))
+    except OSError as exc:
+        await worker.close()
+        raise LedgerStoreFailed(f"The ledger store in {path} cannot be opened: {exc}.") from exc
     except BaseException:
         await worker.close()
         raise

@@ -61,11 +61,15 @@ def recover(files: FileSystem, path: Path, settings: LocalSettings, salt: Callab
     )
     buffered = sum(state.tail_memory for state in catalog.ledgers.values())
     replay = Replay(files, path / JOURNAL_FOLDER, store_id, segment)
+    damaged: dict[int, EntryCorrupt] = {}
     for payload, where in replay.groups():
         buffered += catalog.apply(payload, where)
         if buffered > settings.buffer_bytes // 2:
-            buffered -= _flush(catalog, writer, settings.tail_bytes)
+            buffered -= _flush(catalog, writer, settings.tail_bytes, damaged)
     catalog.check_complete()
+    for ledger_id, error in damaged.items():
+        if ledger_id in catalog.ledgers:
+            raise error
     if replay.bytes_read:
         log.info("replayed %d journal bytes, %d ledgers", replay.bytes_read, len(catalog.ledgers))
     _remove_leftovers(files, path / LEDGER_FOLDER, catalog)
@@ -82,15 +86,23 @@ def recover(files: FileSystem, path: Path, settings: LocalSettings, salt: Callab
     return Recovered(store_id, catalog, journal, writer, buffered)
 
 
-def _flush(catalog: Catalog, writer: BlockWriter, tail_bytes: int) -> int:
-    """Move buffered entries to ledger files, large tails only unless that frees too little; returns the memory freed."""
+def _flush(catalog: Catalog, writer: BlockWriter, tail_bytes: int, damaged: dict[int, EntryCorrupt]) -> int:
+    """Move buffered entries to ledger files, large tails only unless that frees too little; returns the memory freed.
+
+    A file that lacks bytes is noted in `damaged`: it may belong to a ledger whose deletion comes later in the journal.
+    """
     freed = 0
     for least in (tail_bytes, 0):
         for state in catalog.ledgers.values():
-            if state.tail and state.tail_memory >= least:
-                freed += state.tail_memory
+            if not state.tail or state.tail_memory < least or state.ledger_id in damaged:
+                continue
+            try:
                 size = writer.append(state.ledger_id, state.file_bytes, state.file_entries, state.tail)
-                state.flushed(len(state.tail), state.tail_length, size)
+            except EntryCorrupt as exc:
+                damaged[state.ledger_id] = exc
+                continue
+            freed += state.tail_memory
+            state.flushed(len(state.tail), state.tail_length, size)
         if freed > tail_bytes:
             break
     return freed

@@ -1,0 +1,181 @@
+"""`Client`: the door to a cluster: connections, lookups, and the producers and consumers made from it.
+
+Owns the pool of connections (one per broker) and closes everything it made. Knows nothing of messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Literal
+from urllib.parse import urlsplit
+
+from braid.client.config import ClientConfig
+from braid.client.connection import Connection, open_connection
+from braid.client.consumer import Consumer
+from braid.client.producer import Producer
+from braid.errors import BraidError, Closed, ConfigError, ConnectFailed, NotReady
+from braid.model.names import TopicName
+from braid.runtime.env import Runtime
+from braid.wire import requests
+from braid.wire.types import CompressionType, InitialPosition, LookupResult, SubType
+
+MAX_REDIRECTS = 20
+DEFAULT_PORT = 6650
+SubscriptionType = Literal["exclusive", "shared", "failover"]
+Initial = Literal["latest", "earliest"]
+Compression = Literal["none", "lz4", "zlib", "zstd", "snappy"]
+
+
+def connect(url: str, *, config: ClientConfig | None = None, runtime: Runtime | None = None) -> Client:
+    """A client for the cluster at `url`, such as `pulsar://localhost:6650`. Use it with `async with`."""
+    return Client(url, config=config, runtime=runtime)
+
+
+class Client:
+    """Makes producers and consumers; `async with` connects and closes."""
+
+    def __init__(self, url: str, *, config: ClientConfig | None = None, runtime: Runtime | None = None) -> None:
+        self.url = url
+        self.config = config or ClientConfig()
+        self.runtime = runtime or Runtime()
+        self._addresses = parse_url(url)
+        self._connections: dict[tuple[str, int], Connection] = {}
+        self._locks: dict[tuple[str, int], asyncio.Lock] = {}
+        self._made: dict[Producer | Consumer, None] = {}
+        self._next_id = 0
+        self._is_closed = False
+
+    async def __aenter__(self) -> Client:
+        """Connect to the first address that answers; raises ConnectFailed."""
+        await self._service_connection()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def producer(
+        self, topic: str, *, name: str | None = None, batching: bool = True, compression: Compression = "none"
+    ) -> Producer:
+        """A producer for a topic, all its partitions included. Without a name the broker gives one."""
+        full = TopicName.parse(topic)
+        producer = Producer(self, str(full), name, batching, CompressionType[compression.upper()])
+        await self._open(producer, full)
+        return producer
+
+    async def consumer(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        type: SubscriptionType = "exclusive",
+        initial: Initial = "latest",
+        name: str | None = None,
+    ) -> Consumer:
+        """A consumer of a topic, all its partitions included. A new subscription starts at `initial`."""
+        full = TopicName.parse(topic)
+        consumer = Consumer(
+            self,
+            str(full),
+            subscription,
+            SubType[type.upper()],
+            InitialPosition[initial.upper()],
+            name or self.runtime.token(32),
+        )
+        await self._open(consumer, full)
+        return consumer
+
+    async def partitions(self, topic: str) -> int:
+        """How many partitions a topic has; 0 for a plain one."""
+        connection = await self._service_connection()
+        body = await connection.request(lambda number: requests.partitioned_metadata(number, topic))
+        return int(body.partitions)
+
+    async def close(self) -> None:
+        """Close what was made and every connection. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for each in list(self._made):
+            await each.close()
+        for connection in list(self._connections.values()):
+            connection.close()
+        self._connections.clear()
+        await asyncio.sleep(0)
+
+    # For producers and consumers.
+
+    def new_id(self) -> int:
+        """A producer or consumer id; never used twice by this client."""
+        self._next_id += 1
+        return self._next_id
+
+    def forget(self, made: Producer | Consumer) -> None:
+        self._made.pop(made, None)
+
+    async def locate(self, topic: str) -> Connection:
+        """The connection to the broker that serves `topic`."""
+        connection = await self._service_connection()
+        is_authoritative = False
+        for _hop in range(MAX_REDIRECTS):
+            asked = is_authoritative
+            body = await connection.request(lambda number: requests.lookup(number, topic, asked))  # noqa: B023 - used at once
+            if body.proxy_through_service_url:
+                return await self._service_connection()
+            connection = await self._connection(*parse_url(body.brokerServiceUrl)[0])
+            if body.response == LookupResult.CONNECT:
+                return connection
+            is_authoritative = body.authoritative
+        raise NotReady(f"The lookup of {topic} was sent from broker to broker more than {MAX_REDIRECTS} times.")
+
+    async def _open(self, made: Producer | Consumer, name: TopicName) -> None:
+        count = await self.partitions(str(name))
+        self._made[made] = None
+        try:
+            await made.open([str(name.partition(number)) for number in range(count)] or [str(name)])
+        except BaseException:
+            await made.close()
+            raise
+
+    async def _service_connection(self) -> Connection:
+        for address in self._addresses:
+            connection = self._connections.get(address)
+            if connection is not None and connection.is_open:
+                return connection
+        failure: BraidError | None = None
+        for address in self._addresses:
+            try:
+                return await self._connection(*address)
+            except ConnectFailed as error:
+                failure = error
+        raise failure or ConnectFailed(f"No broker of {self.url} can be reached.")
+
+    async def _connection(self, host: str, port: int) -> Connection:
+        address = (host, port)
+        async with self._locks.setdefault(address, asyncio.Lock()):
+            if self._is_closed:
+                raise Closed("The client was closed.")
+            connection = self._connections.get(address)
+            if connection is None or not connection.is_open:
+                connection = self._connections[address] = await open_connection(self.runtime, self.config, host, port)
+            return connection
+
+
+def parse_url(url: str) -> list[tuple[str, int]]:
+    """The addresses in `pulsar://host:port,host:port`."""
+    parts = urlsplit(url)
+    if parts.scheme != "pulsar" or not parts.netloc:
+        hint = " Encrypted connections are not available yet." if parts.scheme == "pulsar+ssl" else ""
+        raise ConfigError(f"The service URL {url!r} cannot be used; write pulsar://host:port.{hint}")
+    addresses = []
+    for part in parts.netloc.split(","):
+        try:
+            one = urlsplit(f"pulsar://{part}")
+            if not one.hostname:
+                raise ValueError("it has an empty host")
+            addresses.append((one.hostname, one.port or DEFAULT_PORT))
+        except ValueError as error:
+            raise ConfigError(f"The service URL {url!r} cannot be used: {error}.") from None
+    return addresses

@@ -1,0 +1,290 @@
+"""`Connection`: one socket to a broker: handshake, requests and their answers, keep-alive, and passing on what comes.
+
+Owns the socket and the table of requests under way. Producers and consumers register themselves by id and are told what
+concerns them; they decide what to do when the connection ends. Output of one loop turn leaves in one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from braid import __version__
+from braid.client.config import ClientConfig
+from braid.errors import BraidError, ConnectFailed, ConnectionLost, DeadlineExceeded, ProtocolError, from_code
+from braid.runtime.clock import Timer
+from braid.runtime.env import Runtime
+from braid.wire import requests
+from braid.wire.client import ClientProtocol, Delivery
+from braid.wire.commands import Command
+from braid.wire.frames import DEFAULT_MAX_MESSAGE_SIZE
+from braid.wire.replies import PING, PONG
+from braid.wire.types import CommandType
+
+log = logging.getLogger(__name__)
+CLIENT_VERSION = f"Braid-Python-v{__version__}"
+
+
+class ProducerSide(Protocol):
+    """What a connection tells a producer."""
+
+    def receipt(self, body: Any) -> None: ...
+
+    def send_failed(self, body: Any) -> None: ...
+
+    def detached(self, error: BraidError) -> None: ...
+
+
+class ConsumerSide(Protocol):
+    """What a connection tells a consumer."""
+
+    def delivered(self, delivery: Delivery) -> None: ...
+
+    def ended(self) -> None: ...
+
+    def detached(self, error: BraidError) -> None: ...
+
+
+class Connection(asyncio.Protocol):
+    """The asyncio protocol of one connection. Made by `open_connection`."""
+
+    def __init__(self, runtime: Runtime, config: ClientConfig, address: str) -> None:
+        self.address = address
+        self.max_message_size = DEFAULT_MAX_MESSAGE_SIZE
+        self.producers: dict[int, ProducerSide] = {}
+        self.consumers: dict[int, ConsumerSide] = {}
+        self._loop = asyncio.get_running_loop()
+        self._clock = runtime.clock
+        self._config = config
+        self._wire = ClientProtocol()
+        self._transport: asyncio.Transport | None = None
+        self._out: list[bytes] = []
+        self._requests: dict[int, asyncio.Future[Any]] = {}
+        self._next_request = 0
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._lost: BraidError | None = None
+        self._can_write = asyncio.Event()
+        self._can_write.set()
+        self._heard = True
+        self._timer: Timer | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and self._lost is None
+
+    # The transport's calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+        self.write(requests.connect(CLIENT_VERSION))
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = True
+        if self._lost is not None:
+            return
+        for event in self._wire.receive(data):
+            if self._lost is not None:
+                return
+            if isinstance(event, Delivery):
+                self._delivery(event)
+            elif isinstance(event, Command):
+                self._command(event)
+            else:
+                self.abort(event)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._end(ConnectionLost(f"The connection to {self.address} ended{f': {exc}' if exc else ''}."))
+
+    def pause_writing(self) -> None:
+        self._can_write.clear()
+
+    def resume_writing(self) -> None:
+        self._can_write.set()
+
+    # For the client's objects.
+
+    async def handshake(self) -> None:
+        """Wait for CONNECTED."""
+        timer = self._clock.call_later(self._config.connect_timeout, self._late)
+        try:
+            await self._ready
+        finally:
+            timer.cancel()
+        self._timer = self._clock.call_later(self._config.keep_alive_seconds, self._keep_alive)
+
+    async def request(self, build: Callable[[int], bytes]) -> Any:
+        """Send a request and return the body of its answer; raises what the broker answered, or ConnectionLost."""
+        if self._lost is not None:
+            raise ConnectionLost(self._lost.message)
+        self._next_request += 1
+        number = self._next_request
+        answer = self._requests[number] = self._loop.create_future()
+        timer = self._clock.call_later(self._config.operation_timeout, self._unanswered, number)
+        try:
+            self.write(build(number))
+            return await answer
+        finally:
+            timer.cancel()
+            self._requests.pop(number, None)
+
+    def write(self, frame: bytes) -> None:
+        """Queue one frame for the socket."""
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out.append(frame)
+
+    async def writable(self) -> None:
+        """Return once the socket takes more."""
+        await self._can_write.wait()
+
+    def abort(self, error: BraidError) -> None:
+        """Drop the connection; everybody who uses it is told why."""
+        if self._lost is None:
+            log.warning("dropping the connection to %s: %s", self.address, error)
+        self._end(error)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close(self) -> None:
+        """Send what is queued and close."""
+        self._flush()
+        self._end(ConnectionLost("The client was closed."))
+        if self._transport is not None:
+            self._transport.close()
+
+    # Inside.
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if out and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(out))
+
+    def _end(self, error: BraidError) -> None:
+        if self._lost is not None:
+            return
+        self._lost = error
+        self._can_write.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._ready.done():
+            self._ready.set_exception(ConnectFailed(f"The broker at {self.address} did not accept the connection: {error}"))
+        for answer in self._requests.values():
+            if not answer.done():
+                answer.set_exception(ConnectionLost(error.message))
+        producers, self.producers = self.producers, {}
+        consumers, self.consumers = self.consumers, {}
+        for producer in producers.values():
+            producer.detached(error)
+        for consumer in consumers.values():
+            consumer.detached(error)
+
+    def _late(self) -> None:
+        self.abort(DeadlineExceeded(f"The broker at {self.address} did not answer the handshake in time."))
+
+    def _unanswered(self, number: int) -> None:
+        answer = self._requests.get(number)
+        if answer is not None and not answer.done():
+            answer.set_exception(
+                DeadlineExceeded(f"The broker at {self.address} did not answer within {self._config.operation_timeout:g} s.")
+            )
+
+    def _keep_alive(self) -> None:
+        if self._lost is not None:
+            return
+        if not self._heard:
+            self.abort(ConnectionLost(f"The broker at {self.address} has been silent for too long."))
+            return
+        self._heard = False
+        self.write(PING)
+        self._timer = self._clock.call_later(self._config.keep_alive_seconds, self._keep_alive)
+
+    def _delivery(self, delivery: Delivery) -> None:
+        if not delivery.is_intact:
+            # Brokers check what they store: this was damaged on the way, and comes again on a new connection.
+            self.abort(ProtocolError(f"A message from {self.address} was damaged on its way (wrong checksum)."))
+            return
+        consumer = self.consumers.get(delivery.command.consumer_id)
+        if consumer is not None:
+            consumer.delivered(delivery)
+
+    def _command(self, command: Command) -> None:
+        kind, body = command.type, command.body
+        if kind == CommandType.SEND_RECEIPT:
+            if (producer := self.producers.get(body.producer_id)) is not None:
+                producer.receipt(body)
+        elif kind == CommandType.PING:
+            self.write(PONG)
+        elif kind == CommandType.CONNECTED:
+            if body.max_message_size > 0:
+                self.max_message_size = body.max_message_size
+            if not self._ready.done():
+                self._ready.set_result(None)
+        elif kind == CommandType.ERROR and not self._ready.done():
+            self.abort(from_code(body.error, body.message))
+        elif kind in _FOR_OWNERS:
+            self._for_owner(kind, body)
+        elif hasattr(body, "request_id"):
+            self._answer(kind, body)
+
+    def _for_owner(self, kind: int, body: Any) -> None:
+        if kind == CommandType.SEND_ERROR:
+            if (producer := self.producers.get(body.producer_id)) is not None:
+                producer.send_failed(body)
+        elif kind == CommandType.CLOSE_PRODUCER:
+            if (producer := self.producers.pop(body.producer_id, None)) is not None:
+                producer.detached(ConnectionLost(f"The broker at {self.address} closed the producer."))
+        elif kind == CommandType.CLOSE_CONSUMER:
+            if (consumer := self.consumers.pop(body.consumer_id, None)) is not None:
+                consumer.detached(ConnectionLost(f"The broker at {self.address} closed the consumer."))
+        elif kind == CommandType.REACHED_END_OF_TOPIC and (consumer := self.consumers.get(body.consumer_id)) is not None:
+            consumer.ended()
+
+    def _answer(self, kind: int, body: Any) -> None:
+        answer = self._requests.get(body.request_id)
+        if answer is None or answer.done():
+            return
+        if kind == CommandType.PRODUCER_SUCCESS and not body.producer_ready:
+            return  # queued for exclusive access: the real answer follows under the same request id
+        code, text = _failure(kind, body)
+        if code is None:
+            answer.set_result(body)
+        else:
+            answer.set_exception(from_code(code, text))
+
+
+_FOR_OWNERS = (
+    CommandType.SEND_ERROR,
+    CommandType.CLOSE_PRODUCER,
+    CommandType.CLOSE_CONSUMER,
+    CommandType.REACHED_END_OF_TOPIC,
+    CommandType.ACTIVE_CONSUMER_CHANGE,
+)
+
+
+def _failure(kind: int, body: Any) -> tuple[int | None, str]:
+    """The error an answer carries, if any."""
+    if kind == CommandType.ERROR:
+        return body.error, body.message
+    if kind in (CommandType.LOOKUP_RESPONSE, CommandType.PARTITIONED_METADATA_RESPONSE, CommandType.ACK_RESPONSE):
+        return (body.error, body.message) if body.HasField("error") else (None, "")
+    if kind == CommandType.GET_SCHEMA_RESPONSE and body.HasField("error_code"):
+        return body.error_code, body.error_message
+    return None, ""
+
+
+async def open_connection(runtime: Runtime, config: ClientConfig, host: str, port: int) -> Connection:
+    """Connect and shake hands; raises ConnectFailed."""
+    address = f"{host}:{port}"
+    try:
+        async with asyncio.timeout(config.connect_timeout):
+            _transport, connection = await runtime.network.connect(host, port, lambda: Connection(runtime, config, address))
+    except TimeoutError:
+        raise ConnectFailed(f"Cannot connect to {address} within {config.connect_timeout:g} s; is it reachable?") from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConnectFailed(f"Cannot connect to {address}: {reason}. Is a broker running there?") from error
+    await connection.handshake()
+    return connection

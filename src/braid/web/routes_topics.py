@@ -1,0 +1,155 @@
+"""REST: persistent topics: list, create, grow, delete, stats, terminate, unload, and single messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import delete, get, post, put
+from litestar.enums import MediaType
+from litestar.response import Response
+
+from braid.errors import NotAllowed, TopicNotFound
+from braid.model.positions import Position
+from braid.web.admin import Admin, BadRequest, Req, body_of, flag, namespace_of, number_of, topic_of
+from braid.web.messages import message_response
+from braid.web.stats import partitioned_stats, topic_stats
+
+Json = dict[str, Any]
+LIST = "/persistent/{tenant:str}/{namespace:str}"
+TOPIC = LIST + "/{topic:str}"
+MAX_MESSAGE_BYTES = 256 << 20
+
+
+class PartitionedTopicMetadata(msgspec.Struct, frozen=True):
+    """The long form of a number of partitions."""
+
+    partitions: int
+    properties: dict[str, str] | None = None
+
+
+def listing_routes(admin: Admin) -> list[Any]:
+    """What topics there are, and making and removing them."""
+    service = admin.service
+
+    @get(LIST)
+    async def list_topics(tenant: str, namespace: str) -> list[str]:
+        return await service.list_topics(namespace_of(tenant, namespace))
+
+    @get(f"{LIST}/partitioned")
+    async def list_partitioned(tenant: str, namespace: str) -> list[str]:
+        name = namespace_of(tenant, namespace)
+        await service.namespaces.policies(name)
+        return await service.namespaces.partitioned_topics(name)
+
+    @put(TOPIC, status_code=204)
+    async def create_topic(tenant: str, namespace: str, topic: str, request: Req) -> None:
+        properties = await body_of(request, dict[str, str] | None, {}) or {}  # type: ignore[arg-type]
+        await service.create_topic(topic_of(tenant, namespace, topic), properties)
+
+    @delete(TOPIC)
+    async def delete_topic(tenant: str, namespace: str, topic: str, request: Req) -> None:
+        name = topic_of(tenant, namespace, topic)
+        if await admin.partitions(name):
+            raise NotAllowed(f"The topic {name} is partitioned; delete it with DELETE .../partitions.")
+        await service.delete_topic(name, force=flag(request, "force"))
+
+    async def wanted(request: Req) -> PartitionedTopicMetadata:
+        found = await body_of(request, int | PartitionedTopicMetadata)  # type: ignore[arg-type]
+        return found if isinstance(found, PartitionedTopicMetadata) else PartitionedTopicMetadata(found)
+
+    @put(f"{TOPIC}/partitions", status_code=204)
+    async def create_partitioned(tenant: str, namespace: str, topic: str, request: Req) -> None:
+        name = topic_of(tenant, namespace, topic)
+        body = await wanted(request)
+        if name.is_partition:
+            raise BadRequest(f"{name} is the name of a partition; choose a name without -partition-N.")
+        await service.create_partitioned(name, body.partitions, body.properties or {})
+
+    @post(f"{TOPIC}/partitions", status_code=204)
+    async def grow_partitioned(tenant: str, namespace: str, topic: str, request: Req) -> None:
+        await service.grow_partitioned(topic_of(tenant, namespace, topic), (await wanted(request)).partitions)
+
+    @get(f"{TOPIC}/partitions")
+    async def get_partitions(tenant: str, namespace: str, topic: str, request: Req) -> Json:
+        may_create = flag(request, "checkAllowAutoCreation")
+        count = await service.partition_count(topic_of(tenant, namespace, topic), allow_create=may_create)
+        return {"partitions": count, "deleted": False}
+
+    @delete(f"{TOPIC}/partitions")
+    async def delete_partitioned(tenant: str, namespace: str, topic: str, request: Req) -> None:
+        await service.delete_partitioned(topic_of(tenant, namespace, topic), force=flag(request, "force"))
+
+    return [
+        list_topics,
+        list_partitioned,
+        create_topic,
+        delete_topic,
+        create_partitioned,
+        grow_partitioned,
+        get_partitions,
+        delete_partitioned,
+    ]
+
+
+def topic_routes(admin: Admin) -> list[Any]:
+    """One topic: its state, its end, its messages."""
+    service = admin.service
+
+    @get(f"{TOPIC}/stats")
+    async def stats(tenant: str, namespace: str, topic: str) -> Json:
+        name = topic_of(tenant, namespace, topic)
+        if await admin.partitions(name):
+            raise TopicNotFound(f"The topic {name} is partitioned; ask for its partitioned-stats.")
+        return topic_stats(admin, await admin.loaded(name))
+
+    @get(f"{TOPIC}/partitioned-stats")
+    async def all_stats(tenant: str, namespace: str, topic: str, request: Req) -> Json:
+        name = topic_of(tenant, namespace, topic)
+        parts = await admin.partitions(name)
+        if not parts:
+            raise TopicNotFound(f"The topic {name} is not partitioned or does not exist.")
+        found = {str(each): topic_stats(admin, await admin.loaded(each)) for each in parts}
+        return partitioned_stats(found, len(parts), flag(request, "perPartition", True))
+
+    @get(f"{TOPIC}/internalStats")
+    async def internal_stats(tenant: str, namespace: str, topic: str) -> Response[bytes]:
+        loaded = await admin.loaded(topic_of(tenant, namespace, topic))
+        return Response(msgspec.json.encode(loaded.log.internal_stats()), media_type=MediaType.JSON)
+
+    @post(f"{TOPIC}/terminate", status_code=200)
+    async def terminate(tenant: str, namespace: str, topic: str) -> Json:
+        name = topic_of(tenant, namespace, topic)
+        loaded = await admin.loaded(name)
+        return _message_id(await loaded.terminate(), name.partition_index)
+
+    @put(f"{TOPIC}/unload", status_code=204)
+    async def unload(tenant: str, namespace: str, topic: str) -> None:
+        name = topic_of(tenant, namespace, topic)
+        await admin.check_exists(name)
+        for each in await admin.partitions(name) or [name]:
+            found = service.topics.get(str(each))
+            if found is not None:
+                await service.unload(found)
+
+    @get(f"{TOPIC}/lastMessageId")
+    async def last_message_id(tenant: str, namespace: str, topic: str) -> Json:
+        name = topic_of(tenant, namespace, topic)
+        loaded = await admin.loaded(name)
+        return _message_id(loaded.log.last_position, name.partition_index)
+
+    @get(f"{TOPIC}/ledger/{{ledger:str}}/entry/{{entry:str}}")
+    async def get_message(tenant: str, namespace: str, topic: str, ledger: str, entry: str) -> Response[bytes]:
+        name = topic_of(tenant, namespace, topic)
+        position = Position(number_of(ledger, "ledger id"), number_of(entry, "entry id"))
+        log = (await admin.loaded(name)).log
+        found = await log.read(position, 1, MAX_MESSAGE_BYTES) if log.map.contains(position) else []
+        if not found or (found[0].ledger_id, found[0].entry_id) != position:
+            raise TopicNotFound(f"The topic {name} has no message {position}.")
+        return message_response(found[0])
+
+    return [stats, all_stats, internal_stats, terminate, unload, last_message_id, get_message]
+
+
+def _message_id(position: Position, partition: int) -> Json:
+    return {"ledgerId": position.ledger_id, "entryId": position.entry_id, "partitionIndex": partition}
