@@ -79,6 +79,95 @@ def standalone(
     run(config, {section: {k: v for k, v in values.items() if v is not None} for section, values in flags.items()})
 
 
+@app.command(
+    epilog="Example: braid produce orders --messages 1000 --size 200. "
+    "Lines from a file or a pipe: seq 10 | braid produce orders --file -"
+)
+def produce(
+    topic: Annotated[str, typer.Argument(help="Topic, such as orders or persistent://tenant/namespace/orders.")],
+    messages: Annotated[int | None, typer.Option("--messages", "-n", min=1, help="Messages to send.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="Send each line of this file; - is standard input.")] = None,
+    text: Annotated[str | None, typer.Option("--text", "-m", help="Payload of every message.")] = None,
+    size: Annotated[int, typer.Option("--size", min=0, max=128 << 20, help="Bytes of generated payloads.")] = 100,
+    rate: Annotated[float, typer.Option("--rate", min=0, help="Messages per second; 0 = as fast as possible.")] = 0,
+    key: Annotated[str | None, typer.Option("--key", help="Key of every message; {i} becomes its number.")] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, max=100_000, help="Messages in one batch; 1 = no batches.")] = 100,
+    compression: Annotated[str, typer.Option("--compression", help="none, lz4, zlib, zstd or snappy.")] = "none",
+    url: Url = DEFAULT_URL,
+    output: Output = "text",
+) -> None:
+    """Send messages to a topic and report how many are durable."""
+    from braid.cli.produce import ProduceOptions, run
+
+    options = ProduceOptions(
+        topic=topic,
+        messages=messages,
+        file=file,
+        text=text,
+        size=size,
+        rate=rate,
+        key=key,
+        batch=batch,
+        compression=_one_of("--compression", compression, ("none", "lz4", "zlib", "zstd", "snappy")),
+        url=url,
+        is_json=_is_json(output),
+    )
+    run(options)
+
+
+@app.command(
+    epilog="Example: braid consume orders --subscription audit --from earliest --count 10 --output json. "
+    "Payloads go to standard output, one per line; progress goes to standard error."
+)
+def consume(
+    topic: Annotated[str, typer.Argument(help="Topic, such as orders or persistent://tenant/namespace/orders.")],
+    subscription: Annotated[str, typer.Option("--subscription", "-s", help="Name of the subscription; made if missing.")],
+    type: Annotated[str, typer.Option("--type", help="exclusive, shared or failover.")] = "exclusive",
+    start: Annotated[str, typer.Option("--from", help="Where a new subscription starts: earliest or latest.")] = "latest",
+    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="Stop after so many messages.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", min=0, help="Stop if no message comes for so many seconds.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Count only, show no payloads.")] = False,
+    url: Url = DEFAULT_URL,
+    output: Output = "text",
+) -> None:
+    """Receive and acknowledge messages of a subscription."""
+    from braid.cli.consume import ConsumeOptions, run
+
+    options = ConsumeOptions(
+        topic=topic,
+        subscription=subscription,
+        type=_one_of("--type", type, ("exclusive", "shared", "failover")),
+        initial=_one_of("--from", start, ("earliest", "latest")),
+        count=count,
+        timeout=timeout,
+        is_quiet=quiet,
+        url=url,
+        is_json=_is_json(output),
+    )
+    run(options)
+
+
+@app.command(hidden=True)
+def reference(folder: Annotated[Path, typer.Argument(help="Where settings.md and cli.md are written.")]) -> None:
+    """Write the reference pages from the declarations in the code."""
+    from braid.cli.reference import write
+
+    for path in write(folder):
+        typer.echo(str(path))
+
+
+def _one_of(option: str, given: str, known: tuple[str, ...]) -> str:
+    if given.lower() not in known:
+        raise ConfigError(f"{option} must be one of {', '.join(known)}, not {given!r}.")
+    return given.lower()
+
+
+def _is_json(output: str) -> bool:
+    return _one_of("--output", output, ("text", "json")) == "json"
+
+
 def main() -> None:
     """Entry point: runs the command and turns every expected failure into one line and an exit code."""
     try:

@@ -277,11 +277,10 @@ class ManagedCursor:
 
     def _normalise(self) -> None:
         """Bring a stored state in line with the log: what it names may have been trimmed."""
+        self.mark_delete = max(self.mark_delete, self._log.map.before(self._log.map.first))
         self._ranges.remove_up_to(self.mark_delete)
         self._masks = {position: mask for position, mask in self._masks.items() if not self.is_acknowledged(position)}
         self._is_plain = not self._ranges and not self._masks
-        if self.mark_delete.ledger_id < 0:
-            self.mark_delete = self._log.map.before(self._log.map.first)
         self._advance()
 
     def _check_exists(self, position: Position) -> None:

@@ -1,7 +1,7 @@
 """`ManualClock`: time that stands still until a test moves it, on a real event loop with real sockets.
 
-Timers due in the time moved over fire in order, each at its own moment, and the tasks they wake run before the next one fires; so
-a loop that sleeps 10 s wakes six times in a minute.
+Timers due in the time moved over fire in order, each at its own moment, and the tasks they wake run before the next one fires;
+so a loop that sleeps 10 s wakes six times in a minute.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ManualClock:
             await asyncio.sleep(0)
             return
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        timer = self.call_later(seconds, lambda: woken.done() or woken.set_result(None))
+        timer = self.call_later(seconds, _wake, woken)
         try:
             await woken
         finally:
@@ -84,3 +84,8 @@ class ManualClock:
     async def _settle() -> None:
         for _turn in range(TURNS):
             await asyncio.sleep(0)
+
+
+def _wake(sleeper: asyncio.Future[None]) -> None:
+    if not sleeper.done():
+        sleeper.set_result(None)

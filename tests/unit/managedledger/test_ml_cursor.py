@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -354,14 +353,21 @@ async def test_names_with_any_characters(world: Any, kit: Any) -> None:
     assert set(log.cursors) == {"a/b", "ü%2F", "x y"}
 
 
-async def test_rewind_during_a_read_wins(tmp_path: Path, kit: Any) -> None:
-    world = await kit.disk_world(tmp_path)
-    _log, cursor, positions = await filled(world, kit)
+async def test_rewind_during_a_read_wins(world: Any, kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, cursor, positions = await filled(world, kit)
+    gate = asyncio.Event()
+    read = log.read
+
+    async def slow(*bounds: Any) -> Any:
+        found = await read(*bounds)
+        await gate.wait()
+        return found
+
+    monkeypatch.setattr(log, "read", slow)
     cursor.read_position = positions[8]
     reading = asyncio.get_running_loop().create_task(cursor.read(100, 1 << 20))
     await asyncio.sleep(0)
-    assert not reading.done()
     cursor.rewind()
+    gate.set()
     entries = await reading
     assert Position(entries[0].ledger_id, entries[0].entry_id) == positions[0]
-    await world.close()

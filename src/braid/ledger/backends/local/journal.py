@@ -66,7 +66,8 @@ class Journal:
         self._file: File | None = None
         self._salt = b""
         self._size = 0
-        self._unchecked = _FREE_CHECK_BYTES
+        self._room = 0
+        """Bytes that may be written before the free space is looked at again."""
         self.segment = 0
         self.sequence = 0
         """Number of the next group."""
@@ -135,8 +136,8 @@ class Journal:
         return self._file
 
     def _check_room(self, size: int) -> None:
-        self._unchecked += size
-        if self._unchecked < _FREE_CHECK_BYTES:
+        if size <= self._room:  # one system call per group saved, most of the time
+            self._room -= size
             return
         free = self._files.free_bytes(self._directory)
         if free < self._reserve_bytes + size:
@@ -144,7 +145,7 @@ class Journal:
                 f"Only {free} bytes are free in {self._directory} and {self._reserve_bytes} are kept in reserve; "
                 "free some space, writing resumes by itself."
             )
-        self._unchecked = 0
+        self._room = min(_FREE_CHECK_BYTES, free - self._reserve_bytes - size)
 
     def _begin(self, segment: int) -> None:
         salt = self._new_salt()

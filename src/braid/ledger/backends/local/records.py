@@ -151,8 +151,8 @@ def read_header(data: bytes, magic: bytes, where: str) -> FileHeader:
     found, version, number, store_id, salt, first_sequence, crc = HEADER.unpack_from(data)
     if found != magic:
         raise EntryCorrupt(f"{where} does not start with {magic!r}; it is damaged or not ours.")
-    if version > FORMAT:
-        raise StoreMismatch(f"{where} has format {version}, this version reads up to {FORMAT}; use the version that wrote it.")
     if crc32c(data[: HEADER.size - 4]) != crc:
         raise EntryCorrupt(f"{where} has a damaged header; restore it from a backup.")
+    if version != FORMAT:
+        raise StoreMismatch(f"{where} has format {version}, this version reads {FORMAT}; use the version that wrote it.")
     return FileHeader(number, store_id, salt, first_sequence)

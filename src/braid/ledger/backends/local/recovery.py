@@ -44,6 +44,8 @@ class Recovered(msgspec.Struct):
     writer: BlockWriter
     buffered: int
     """Memory taken by entries that are not in ledger files."""
+    replayed: int
+    """Bytes of journal that the next checkpoint will make superfluous."""
 
 
 def recover(files: FileSystem, path: Path, settings: LocalSettings, salt: Callable[[], bytes]) -> Recovered:
@@ -83,7 +85,7 @@ def recover(files: FileSystem, path: Path, settings: LocalSettings, salt: Callab
         sync=settings.sync,
     )
     journal.start(replay.end_segment, replay.sequence)
-    return Recovered(store_id, catalog, journal, writer, buffered)
+    return Recovered(store_id, catalog, journal, writer, buffered, replay.bytes_read)
 
 
 def _flush(catalog: Catalog, writer: BlockWriter, tail_bytes: int, damaged: dict[int, EntryCorrupt]) -> int:

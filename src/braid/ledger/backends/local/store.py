@@ -70,7 +70,7 @@ class LocalLedgerStore:
             runtime.threads.worker("ledger-reads"),
         )
         self._buffered = recovered.buffered
-        self._unchecked_bytes = 0
+        self._unchecked_bytes = recovered.replayed
         """Journal bytes since the last checkpoint."""
         self._is_mark_dirty = False
         self._is_closed = False
@@ -198,6 +198,11 @@ class LocalLedgerStore:
     def pending_bytes(self) -> int:
         """Bytes pushed and not yet handed to the disk; callers slow their clients down before `append` has to refuse."""
         return self._commit.pending_bytes
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Memory taken by confirmed entries that are not in ledger files yet."""
+        return self._buffered
 
     @property
     def is_read_only(self) -> bool:
