@@ -1,7 +1,7 @@
 """Producer access modes: who may publish to a topic at the same time.
 
-Owns the exclusive owner, the queue of those who wait for it, and the topic epoch: a counter in the log's record that grows with
-each new exclusive owner and fences those that come back with an older one.
+Owns the exclusive owner, the queue of those who wait for it, and the topic epoch: a counter in the log's record that grows
+with each new exclusive owner and fences those that come back with an older one.
 """
 
 from __future__ import annotations

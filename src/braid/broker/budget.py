@@ -11,12 +11,12 @@ from collections.abc import Callable
 class PublishBudget:
     """Bytes accepted from producers and not yet answered."""
 
-    __slots__ = ("_waiting", "limit", "used")
+    __slots__ = ("limit", "used", "waiting")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
-        self._waiting: list[Callable[[], None]] = []
+        self.waiting: list[Callable[[], None]] = []
 
     @property
     def is_spent(self) -> bool:
@@ -24,11 +24,11 @@ class PublishBudget:
 
     def wait(self, resume: Callable[[], None]) -> None:
         """Call `resume` once there is room again."""
-        self._waiting.append(resume)
+        self.waiting.append(resume)
 
-    def release(self, size: int) -> None:
-        self.used -= size
-        if self._waiting and self.used <= self.limit // 2:
-            waiting, self._waiting = self._waiting, []
+    def wake(self) -> None:
+        """Let those who wait go on, once half of the budget is free; called after `used` went down."""
+        if self.used <= self.limit // 2:
+            waiting, self.waiting = self.waiting, []
             for resume in waiting:
                 resume()

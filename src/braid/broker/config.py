@@ -144,6 +144,6 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     end_of_topic_clients: Annotated[
         str,
         setting(
-            "Client version prefixes that are told the end of a terminated topic (others drop the connection when told), by comma"
+            "Client version prefixes, by comma, that are told the end of a terminated topic; others would drop the connection"
         ),
     ] = "Pulsar-Java,Braid"

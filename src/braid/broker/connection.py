@@ -1,8 +1,8 @@
 """`BrokerConnection`: one client connection: bytes to commands, commands to handlers, and the rules of staying connected.
 
-Owns the producers and consumers of the connection, keep-alive, and back-pressure in both directions: reading stops while too many
-publishes are unanswered, dispatch stops while the socket is full. A peer that breaks the protocol is logged once and dropped; it
-disturbs no other connection.
+Owns the producers and consumers of the connection, keep-alive, and back-pressure in both directions: reading stops while
+too many publishes are unanswered, dispatch stops while the socket is full. A peer that breaks the protocol is logged once
+and dropped; it disturbs no other connection.
 """
 
 from __future__ import annotations

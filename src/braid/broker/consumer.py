@@ -35,6 +35,7 @@ class Consumer:
     """One attached consumer."""
 
     __slots__ = (
+        "_encoder",
         "acked_messages",
         "bytes_out",
         "connected_ms",
@@ -51,7 +52,6 @@ class Consumer:
         "redelivered",
         "subscription",
         "unacked",
-        "_encoder",
     )
 
     def __init__(self, info: ConsumerInfo, link: Link, subscription: Subscription, connected_ms: int) -> None:

@@ -1,8 +1,8 @@
 """Deduplication: which sequence ids of a producer name are stored already.
 
-Two maps per topic: highest id pushed to the log, highest id stored. An id at or below the stored one is a duplicate; one that was
-pushed but is not stored yet is undetermined and must be sent again later. The stored map is snapshotted on an internal cursor
-every so many entries and replayed from there on load.
+Two maps per topic: highest id pushed to the log, highest id stored. An id at or below the stored one is a duplicate; one
+that was pushed but is not stored yet is undetermined and must be sent again later. The stored map is snapshotted on an
+internal cursor every so many entries and replayed from there on load.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Dispatch to many consumers: Shared subscriptions.
 
-Owns the replay set (entries to be sent again), redelivery counts, round robin by priority, the unacknowledged limits and the rule
-that all chunks of a message go to one consumer. Redelivered entries go out before new ones, in log order. Must not acknowledge.
+Owns the replay set (entries to be sent again), redelivery counts, round robin by priority, the unacknowledged limits and
+the rule that all chunks of a message go to one consumer. Redelivered entries go out before new ones, in log order. Must not
+acknowledge.
 """
 
 from __future__ import annotations

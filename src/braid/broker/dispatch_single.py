@@ -1,7 +1,7 @@
 """Dispatch to one active consumer: Exclusive and Failover subscriptions.
 
-Owns who is active and when the cursor is read. Entries go out in log order; after a change of the active consumer, or when it
-asks for redelivery, reading starts again at the first unacknowledged entry. Must not acknowledge anything.
+Owns who is active and when the cursor is read. Entries go out in log order; after a change of the active consumer, or when
+it asks for redelivery, reading starts again at the first unacknowledged entry. Must not acknowledge anything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`Link`: the sending side of a connection, as producers, consumers and dispatchers see it.
 
-Owns the output buffer: frames queued in one loop turn leave in one socket write. Knows the peer's version, whether it can take
-more bytes now, and how to find out if it is still alive. Must not decide anything about topics.
+Owns the output buffer: frames queued in one loop turn leave in one socket write. Knows the peer's version, whether it can
+take more bytes now, and how to find out if it is still alive. Must not decide anything about topics.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tenants, namespaces and partitioned topics: the records behind them and the rules for creating topics.
 
-Owns the records under `/admin`. Reads them from the store each time: the store answers from memory, and several brokers share it.
-Policy values keep upstream's names and shapes; keys we do not know are kept as they came.
+Owns the records under `/admin`. Reads them from the store each time: the store answers from memory, and several brokers
+share it. Policy values keep upstream's names and shapes; keys we do not know are kept as they came.
 """
 
 from __future__ import annotations
@@ -248,7 +248,8 @@ def _namespace_key(name: NamespaceName) -> str:
 
 
 def _partitioned_key(topic: TopicName) -> str:
-    return f"{_PARTITIONED}/{encode_name(topic.tenant)}/{encode_name(topic.namespace_portion)}/persistent/{encode_name(topic.local_name)}"
+    parent = f"{_PARTITIONED}/{encode_name(topic.tenant)}/{encode_name(topic.namespace_portion)}/persistent"
+    return f"{parent}/{encode_name(topic.local_name)}"
 
 
 def _encode(value: Json) -> bytes:

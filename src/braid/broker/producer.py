@@ -1,7 +1,7 @@
 """`Producer`: one producer of a topic: checks arriving entries, hands them to the log and answers in publish order.
 
-The hot path of publishing is `publish`, called for every SEND: no task, closure or future per entry. A receipt leaves only when
-the log has reported the entry durable (INV1). Must not know sockets; it writes frames to its `Link`.
+The hot path of publishing is `publish`, called for every SEND: no task, closure or future per entry. A receipt leaves only
+when the log has reported the entry durable (INV1). Must not know sockets; it writes frames to its `Link`.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class Producer:
     """One attached producer."""
 
     __slots__ = (
-        "_deferred",
-        "_when_idle",
         "admission",
         "bytes_in",
         "completed",
         "connected_ms",
+        "deferred",
+        "idle_callback",
         "info",
         "is_closed",
         "link",
@@ -87,8 +87,8 @@ class Producer:
         self.bytes_in = 0
         self.on_closed: Callable[[Producer], None] | None = None
         """Told when the broker closes the producer."""
-        self._deferred: deque[tuple[int, bytes]] = deque()
-        self._when_idle: Callable[[], None] | None = None
+        self.deferred: deque[tuple[int, bytes]] = deque()
+        self.idle_callback: Callable[[], None] | None = None
 
     def publish(self, send: Send) -> None:
         """Take one entry. Raises ProtocolError if its metadata cannot be read: the connection is closed then."""
@@ -142,27 +142,22 @@ class Producer:
         if self.completed == self.pushed:
             self.link.write(frame)
         else:
-            self._deferred.append((self.pushed, frame))
+            self.deferred.append((self.pushed, frame))
 
     def after_completions(self) -> None:
         """Some publishes were answered: send what waited for them."""
-        while self._deferred and self._deferred[0][0] <= self.completed:
-            self.link.write(self._deferred.popleft()[1])
-        if self._when_idle is not None and self.completed == self.pushed:
-            done, self._when_idle = self._when_idle, None
+        while self.deferred and self.deferred[0][0] <= self.completed:
+            self.link.write(self.deferred.popleft()[1])
+        if self.idle_callback is not None and self.completed == self.pushed:
+            done, self.idle_callback = self.idle_callback, None
             done()
-
-    @property
-    def has_waiters(self) -> bool:
-        """Whether `after_completions` has anything to do."""
-        return bool(self._deferred) or self._when_idle is not None
 
     def when_idle(self, done: Callable[[], None]) -> None:
         """Call `done` once every publish has been answered."""
         if self.completed == self.pushed:
             done()
         else:
-            self._when_idle = done
+            self.idle_callback = done
 
 
 def _why_not_allowed(send: Send, messages: int) -> BraidError:

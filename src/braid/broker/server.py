@@ -1,7 +1,7 @@
 """`BrokerServer`: a broker with its listening socket.
 
-Owns the listener and the connections; stopping closes the listener first, then the topics (clients are told to look elsewhere),
-then the connections.
+Owns the listener and the connections; stopping closes the listener first, then the topics (clients are told to look
+elsewhere), then the connections.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`BrokerService`: the topics this broker serves, loading and closing them, and the rules for creating them.
 
-Owns the registry of loaded topics. A topic is loaded once however many clients ask, by a task of the service (a client that goes
-away does not interrupt it). Must not know frames or HTTP.
+Owns the registry of loaded topics. A topic is loaded once however many clients ask, by a task of the service (a client that
+goes away does not interrupt it). Must not know frames or HTTP.
 """
 
 from __future__ import annotations

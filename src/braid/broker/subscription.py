@@ -1,7 +1,7 @@
 """`Subscription`: a cursor with its consumers, and everything they ask of it: acknowledge, seek, redeliver, leave.
 
-Owns the consumers' admission and the fence that keeps them out while the cursor is being reset. The dispatcher decides what is
-sent to whom; the cursor decides what is acknowledged.
+Owns the consumers' admission and the fence that keeps them out while the cursor is being reset. The dispatcher decides what
+is sent to whom; the cursor decides what is acknowledged.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`Topic`: a log with its producers and subscriptions.
 
-Owns admission of producers, the receipts when the log reports entries durable (INV1), waking the dispatchers, and the topic's own
-life: terminate, close, delete. One `Topic` object is one owner of the log (INV2): when the log says it was fenced, the topic
-disconnects everybody and is dropped, never reused.
+Owns admission of producers, the receipts when the log reports entries durable (INV1), waking the dispatchers, and the
+topic's own life: terminate, close, delete. One `Topic` object is one owner of the log (INV2): when the log says it was
+fenced, the topic disconnects everybody and is dropped, never reused.
 """
 
 from __future__ import annotations
@@ -94,11 +94,10 @@ class Topic:
     # What the log reports.
 
     def entries_added(self, added: list[tuple[Entry, object]]) -> None:
-        """Durable: answer the producers, then wake the subscriptions."""
+        """Durable: answer the producers, then wake the subscriptions. Runs once per topic and commit group."""
         dedup = self.dedup
         producer: Producer | None = None
         receipts: list[bytes] = []
-        push = receipts.append
         messages = size = 0
         for entry, context in cast(list[tuple[Entry, PublishContext]], added):
             owner, sequence_id, highest, length = context
@@ -106,13 +105,10 @@ class Topic:
                 if producer is not None:
                     self._answer(producer, receipts, messages, size)
                     receipts = []
-                    push = receipts.append
                     messages = size = 0
                 producer = owner
-            push(
-                send_receipt(
-                    owner.producer_id, sequence_id, None if highest < 0 else highest, entry.ledger_id, entry.entry_id
-                )
+            receipts.append(
+                send_receipt(owner.producer_id, sequence_id, None if highest < 0 else highest, entry.ledger_id, entry.entry_id)
             )
             messages += entry.messages
             size += length
@@ -122,25 +118,28 @@ class Topic:
             self._answer(producer, receipts, messages, size)
             self.last_publish_ms = added[-1][0].append_ms
         for subscription in self.subscriptions.values():
-            subscription.pump()
+            subscription.dispatcher.pump()
 
     def _answer(self, producer: Producer, receipts: list[bytes], messages: int, size: int) -> None:
-        """Send a run of receipts to one producer and settle its counts."""
-        count = len(receipts)
+        """Send a run of receipts to one producer, settle its counts and give the room of its publishes back."""
         link = producer.link
         link.extend(receipts)
-        producer.completed += count
         producer.messages_in += messages
         producer.bytes_in += size
         self.messages_in += messages
         self.bytes_in += size
-        self._settle(producer, link, count, size)
+        self._settle(producer, len(receipts), size)
 
-    def _settle(self, producer: Producer, link: Link, count: int, size: int) -> None:
-        """Publishes of a producer were answered: give their room back."""
-        if producer.has_waiters:
+    def _settle(self, producer: Producer, count: int, size: int) -> None:
+        """Publishes of a producer were answered, well or badly."""
+        producer.completed += count
+        if producer.deferred or producer.idle_callback is not None:
             producer.after_completions()
-        self.budget.release(size)
+        budget = self.budget
+        budget.used -= size
+        if budget.waiting:
+            budget.wake()
+        link = producer.link
         link.pending_publishes -= count
         if link.when_drained is not None:
             link.when_drained()
@@ -151,8 +150,7 @@ class Topic:
         failure = StorageUnavailable(cause.message)
         for producer, sequence_id, highest, length in cast(list[PublishContext], contexts):
             producer.link.write(send_error(producer.producer_id, max(sequence_id, highest), failure.code, failure.message))
-            producer.completed += 1
-            self._settle(producer, producer.link, 1, length)
+            self._settle(producer, 1, length)
             if self.dedup is not None:
                 self.dedup.failed(producer.info.name)
         if isinstance(cause, LedgerFenced | Closed):

@@ -147,7 +147,7 @@ class ManagedLedgerFactory:
             lambda old: msgspec.structs.replace(
                 old,
                 ledgers=listed,
-                
+                last_ledger_id=max(old.last_ledger_id, old.ledgers[-1].ledger_id if old.ledgers else -1),
                 last_index=last_index,
                 last_append_ms=last_append_ms,
             )

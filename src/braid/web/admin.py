@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from litestar import Request
+from litestar.params import FromPath
 
 from braid.broker.server import BrokerServer
 from braid.broker.service import BrokerService, check_served
@@ -21,6 +22,8 @@ from braid.web.rates import Rates
 
 T = TypeVar("T")
 Req = Request[Any, Any, Any]
+Part = FromPath[str]
+"""One part of a path, still percent-encoded."""
 MAX_BODY_BYTES = 1 << 20
 MAX_INT64 = (1 << 63) - 1
 

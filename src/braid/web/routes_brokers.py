@@ -12,7 +12,7 @@ from litestar.response import Response
 from braid import __version__
 from braid.errors import NotFound, StorageUnavailable
 from braid.model.names import decode
-from braid.web.admin import Admin
+from braid.web.admin import Admin, Part
 from braid.web.metrics import Metrics
 
 PLAIN = "text/plain; charset=utf-8"
@@ -26,7 +26,7 @@ def broker_routes(admin: Admin) -> list[Any]:
         return [admin.broker_id]
 
     @get("/brokers/{cluster:str}")
-    async def brokers_of(cluster: str) -> list[str]:
+    async def brokers_of(cluster: Part) -> list[str]:
         if decode(cluster) not in await admin.service.namespaces.clusters():
             raise NotFound(f"The cluster {decode(cluster)} does not exist.")
         return [admin.broker_id]

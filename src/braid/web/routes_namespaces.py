@@ -12,7 +12,7 @@ from litestar.response import Response
 from braid.broker.namespaces import AutoTopicCreation, RetentionPolicies
 from braid.errors import InvalidArgument, NotAllowed, NotFound
 from braid.model.names import NamespaceName, decode
-from braid.web.admin import Admin, BadRequest, Req, body_of, convert, flag, namespace_of, tenant_of
+from braid.web.admin import Admin, BadRequest, Part, Req, body_of, convert, flag, namespace_of, tenant_of
 
 Json = dict[str, Any]
 NAMESPACE = "/namespaces/{tenant:str}/{namespace:str}"
@@ -97,7 +97,7 @@ def cluster_and_tenant_routes(admin: Admin) -> list[Any]:
         return await names.clusters()
 
     @get("/clusters/{cluster:str}")
-    async def get_cluster(cluster: str) -> Json:
+    async def get_cluster(cluster: Part) -> Json:
         if decode(cluster) not in await names.clusters():
             raise NotFound(f"The cluster {decode(cluster)} does not exist.")
         return {"serviceUrl": admin.http_url, "brokerServiceUrl": admin.service.service_url}
@@ -107,7 +107,7 @@ def cluster_and_tenant_routes(admin: Admin) -> list[Any]:
         return await names.tenants()
 
     @get("/tenants/{tenant:str}")
-    async def get_tenant(tenant: str) -> Json:
+    async def get_tenant(tenant: Part) -> Json:
         return await names.tenant(tenant_of(tenant))
 
     async def info_of(request: Req) -> Json:
@@ -123,15 +123,15 @@ def cluster_and_tenant_routes(admin: Admin) -> list[Any]:
         return {"adminRoles": sorted(set(info.admin_roles or [])), "allowedClusters": sorted(set(clusters))}
 
     @put("/tenants/{tenant:str}", status_code=204)
-    async def create_tenant(tenant: str, request: Req) -> None:
+    async def create_tenant(tenant: Part, request: Req) -> None:
         await names.create_tenant(tenant_of(tenant), await info_of(request))
 
     @post("/tenants/{tenant:str}", status_code=204)
-    async def update_tenant(tenant: str, request: Req) -> None:
+    async def update_tenant(tenant: Part, request: Req) -> None:
         await names.update_tenant(tenant_of(tenant), await info_of(request))
 
     @delete("/tenants/{tenant:str}")
-    async def delete_tenant(tenant: str, request: Req) -> None:
+    async def delete_tenant(tenant: Part, request: Req) -> None:
         if flag(request, "force"):
             raise NotAllowed("Deleting a tenant with everything in it is off; delete its namespaces first.")
         await names.delete_tenant(tenant_of(tenant))
@@ -144,28 +144,28 @@ def namespace_routes(admin: Admin) -> list[Any]:
     service = admin.service
 
     @get("/namespaces/{tenant:str}")
-    async def list_namespaces(tenant: str) -> list[str]:
+    async def list_namespaces(tenant: Part) -> list[str]:
         return await service.namespaces.namespaces(tenant_of(tenant))
 
     @get(NAMESPACE)
-    async def get_policies(tenant: str, namespace: str) -> Json:
+    async def get_policies(tenant: Part, namespace: Part) -> Json:
         return POLICY_DEFAULTS | (await service.namespaces.policies(namespace_of(tenant, namespace))).values
 
     @put(NAMESPACE, status_code=204)
-    async def create_namespace(tenant: str, namespace: str, request: Req) -> None:
+    async def create_namespace(tenant: Part, namespace: Part, request: Req) -> None:
         name = namespace_of(tenant, namespace)
         policies = await body_of(request, dict[str, Any] | None, {}) or {}  # type: ignore[arg-type]
         await service.namespaces.create_namespace(name, await checked_policies(admin, policies))
 
     @delete(NAMESPACE)
-    async def delete_namespace(tenant: str, namespace: str, request: Req) -> None:
+    async def delete_namespace(tenant: Part, namespace: Part, request: Req) -> None:
         name = namespace_of(tenant, namespace)
         if flag(request, "force"):
             raise NotAllowed(f"Deleting {name} with everything in it is off; delete its topics first.")
         await service.delete_namespace(name)
 
     @get(f"{NAMESPACE}/topics")
-    async def topics(tenant: str, namespace: str, request: Req) -> list[str]:
+    async def topics(tenant: Part, namespace: Part, request: Req) -> list[str]:
         mode = request.query_params.get("mode", "PERSISTENT").upper()
         if mode not in MODES:
             raise BadRequest(f"The query parameter mode must be one of {', '.join(MODES)}.")
@@ -212,23 +212,23 @@ def policy_routes(admin: Admin) -> list[Any]:
     """Deduplication and retention of a namespace."""
 
     @get(f"{NAMESPACE}/deduplication")
-    async def get_deduplication(tenant: str, namespace: str) -> Response[bytes]:
+    async def get_deduplication(tenant: Part, namespace: Part) -> Response[bytes]:
         return await stored(admin, tenant, namespace, "deduplicationEnabled")
 
     @post(f"{NAMESPACE}/deduplication", status_code=204)
-    async def set_deduplication(tenant: str, namespace: str, request: Req) -> None:
+    async def set_deduplication(tenant: Part, namespace: Part, request: Req) -> None:
         await change(admin, namespace_of(tenant, namespace), "deduplicationEnabled", await body_of(request, bool))
 
     @delete(f"{NAMESPACE}/deduplication")
-    async def remove_deduplication(tenant: str, namespace: str) -> None:
+    async def remove_deduplication(tenant: Part, namespace: Part) -> None:
         await change(admin, namespace_of(tenant, namespace), "deduplicationEnabled", None)
 
     @get(f"{NAMESPACE}/retention")
-    async def get_retention(tenant: str, namespace: str) -> Response[bytes]:
+    async def get_retention(tenant: Part, namespace: Part) -> Response[bytes]:
         return await stored(admin, tenant, namespace, "retention_policies")
 
     @post(f"{NAMESPACE}/retention", status_code=204)
-    async def set_retention(tenant: str, namespace: str, request: Req) -> None:
+    async def set_retention(tenant: Part, namespace: Part, request: Req) -> None:
         retention = await body_of(request, RetentionPolicies)
         minutes, size = retention.retention_time_in_minutes, retention.retention_size_in_mb
         if not (-1 <= minutes < 1 << 31 and -1 <= size < 1 << 31):
@@ -238,7 +238,7 @@ def policy_routes(admin: Admin) -> list[Any]:
         await change(admin, namespace_of(tenant, namespace), "retention_policies", msgspec.to_builtins(retention))
 
     @delete(f"{NAMESPACE}/retention")
-    async def remove_retention(tenant: str, namespace: str) -> None:
+    async def remove_retention(tenant: Part, namespace: Part) -> None:
         await change(admin, namespace_of(tenant, namespace), "retention_policies", None)
 
     return [get_deduplication, set_deduplication, remove_deduplication, get_retention, set_retention, remove_retention]
@@ -249,11 +249,11 @@ def creation_routes(admin: Admin) -> list[Any]:
     service = admin.service
 
     @get(f"{NAMESPACE}/autoTopicCreation")
-    async def get_auto_topics(tenant: str, namespace: str) -> Response[bytes]:
+    async def get_auto_topics(tenant: Part, namespace: Part) -> Response[bytes]:
         return await stored(admin, tenant, namespace, "autoTopicCreationOverride")
 
     @post(f"{NAMESPACE}/autoTopicCreation", status_code=204)
-    async def set_auto_topics(tenant: str, namespace: str, request: Req) -> None:
+    async def set_auto_topics(tenant: Part, namespace: Part, request: Req) -> None:
         override = await body_of(request, AutoTopicCreation)
         if override.topic_type not in ("partitioned", "non-partitioned"):
             raise InvalidArgument(f"topicType must be partitioned or non-partitioned, not {override.topic_type[:40]!r}.")
@@ -262,15 +262,15 @@ def creation_routes(admin: Admin) -> list[Any]:
         await change(admin, namespace_of(tenant, namespace), "autoTopicCreationOverride", msgspec.to_builtins(override))
 
     @delete(f"{NAMESPACE}/autoTopicCreation")
-    async def remove_auto_topics(tenant: str, namespace: str) -> None:
+    async def remove_auto_topics(tenant: Part, namespace: Part) -> None:
         await change(admin, namespace_of(tenant, namespace), "autoTopicCreationOverride", None)
 
     @get(f"{NAMESPACE}/schemaCompatibilityStrategy")
-    async def get_strategy(tenant: str, namespace: str) -> Response[bytes]:
+    async def get_strategy(tenant: Part, namespace: Part) -> Response[bytes]:
         return await stored(admin, tenant, namespace, "schema_compatibility_strategy")
 
     @put(f"{NAMESPACE}/schemaCompatibilityStrategy", status_code=204)
-    async def set_strategy(tenant: str, namespace: str, request: Req) -> None:
+    async def set_strategy(tenant: Part, namespace: Part, request: Req) -> None:
         """Kept, not applied: schemas are stored without compatibility rules in this version."""
         strategy = await body_of(request, str)
         if strategy not in STRATEGIES:

@@ -13,7 +13,7 @@ from braid.broker.topic import RESERVED_SUBSCRIPTIONS, Topic
 from braid.errors import AlreadyExists, InvalidArgument, SubscriptionNotFound
 from braid.model.names import TopicName, decode
 from braid.model.positions import EARLIEST, LATEST, Position
-from braid.web.admin import MAX_INT64, Admin, Req, body_of, flag, number_of, topic_of
+from braid.web.admin import MAX_INT64, Admin, Part, Req, body_of, flag, number_of, topic_of
 from braid.web.routes_topics import TOPIC
 
 SUBSCRIPTION = f"{TOPIC}/subscription/{{subscription:str}}"
@@ -48,12 +48,12 @@ def subscription_routes(admin: Admin) -> list[Any]:
     """List, create, delete."""
 
     @get(f"{TOPIC}/subscriptions")
-    async def list_subscriptions(tenant: str, namespace: str, topic: str) -> list[str]:
+    async def list_subscriptions(tenant: Part, namespace: Part, topic: Part) -> list[str]:
         topics = await admin.targets(topic_of(tenant, namespace, topic))
         return sorted({name for each in topics for name in each.subscriptions})
 
     @put(SUBSCRIPTION, status_code=204)
-    async def create(tenant: str, namespace: str, topic: str, subscription: str, request: Req) -> None:
+    async def create(tenant: Part, namespace: Part, topic: Part, subscription: Part, request: Req) -> None:
         name, subscription = topic_of(tenant, namespace, topic), name_of(subscription)
         start = await body_of(request, ResetCursorData, ResetCursorData())
         topics = await admin.targets(name, create=True)
@@ -64,7 +64,7 @@ def subscription_routes(admin: Admin) -> list[Any]:
                 await create_at(each, subscription, start)
 
     @delete(SUBSCRIPTION)
-    async def remove(tenant: str, namespace: str, topic: str, subscription: str, request: Req) -> None:
+    async def remove(tenant: Part, namespace: Part, topic: Part, subscription: Part, request: Req) -> None:
         name, subscription = topic_of(tenant, namespace, topic), decode(subscription)
         found = await find(admin, name, subscription)
         attached = sum(len(each.consumers) for each in found)
@@ -80,18 +80,18 @@ def move_routes(admin: Admin) -> list[Any]:
     """Change where a subscription stands."""
 
     @post(f"{SUBSCRIPTION}/skip_all", status_code=204)
-    async def skip_all(tenant: str, namespace: str, topic: str, subscription: str) -> None:
+    async def skip_all(tenant: Part, namespace: Part, topic: Part, subscription: Part) -> None:
         for each in await find(admin, topic_of(tenant, namespace, topic), decode(subscription)):
             await each.seek(LATEST)
 
     @post(f"{SUBSCRIPTION}/resetcursor/{{timestamp:str}}", status_code=204)
-    async def reset_to_time(tenant: str, namespace: str, topic: str, subscription: str, timestamp: str) -> None:
+    async def reset_to_time(tenant: Part, namespace: Part, topic: Part, subscription: Part, timestamp: Part) -> None:
         ms = number_of(timestamp, "time in milliseconds")
         for each in await find(admin, topic_of(tenant, namespace, topic), decode(subscription)):
             await each.seek(await each.log.find_time(ms))
 
     @post(f"{SUBSCRIPTION}/resetcursor", status_code=204)
-    async def reset_to_position(tenant: str, namespace: str, topic: str, subscription: str, request: Req) -> None:
+    async def reset_to_position(tenant: Part, namespace: Part, topic: Part, subscription: Part, request: Req) -> None:
         target = await body_of(request, ResetCursorData)
         for each in await find(admin, topic_of(tenant, namespace, topic), decode(subscription)):
             await move(each, target)

@@ -11,7 +11,7 @@ from litestar.response import Response
 
 from braid.errors import NotAllowed, TopicNotFound
 from braid.model.positions import Position
-from braid.web.admin import Admin, BadRequest, Req, body_of, flag, namespace_of, number_of, topic_of
+from braid.web.admin import Admin, BadRequest, Part, Req, body_of, flag, namespace_of, number_of, topic_of
 from braid.web.messages import message_response
 from braid.web.stats import partitioned_stats, topic_stats
 
@@ -33,22 +33,22 @@ def listing_routes(admin: Admin) -> list[Any]:
     service = admin.service
 
     @get(LIST)
-    async def list_topics(tenant: str, namespace: str) -> list[str]:
+    async def list_topics(tenant: Part, namespace: Part) -> list[str]:
         return await service.list_topics(namespace_of(tenant, namespace))
 
     @get(f"{LIST}/partitioned")
-    async def list_partitioned(tenant: str, namespace: str) -> list[str]:
+    async def list_partitioned(tenant: Part, namespace: Part) -> list[str]:
         name = namespace_of(tenant, namespace)
         await service.namespaces.policies(name)
         return await service.namespaces.partitioned_topics(name)
 
     @put(TOPIC, status_code=204)
-    async def create_topic(tenant: str, namespace: str, topic: str, request: Req) -> None:
+    async def create_topic(tenant: Part, namespace: Part, topic: Part, request: Req) -> None:
         properties = await body_of(request, dict[str, str] | None, {}) or {}  # type: ignore[arg-type]
         await service.create_topic(topic_of(tenant, namespace, topic), properties)
 
     @delete(TOPIC)
-    async def delete_topic(tenant: str, namespace: str, topic: str, request: Req) -> None:
+    async def delete_topic(tenant: Part, namespace: Part, topic: Part, request: Req) -> None:
         name = topic_of(tenant, namespace, topic)
         if await admin.partitions(name):
             raise NotAllowed(f"The topic {name} is partitioned; delete it with DELETE .../partitions.")
@@ -59,7 +59,7 @@ def listing_routes(admin: Admin) -> list[Any]:
         return found if isinstance(found, PartitionedTopicMetadata) else PartitionedTopicMetadata(found)
 
     @put(f"{TOPIC}/partitions", status_code=204)
-    async def create_partitioned(tenant: str, namespace: str, topic: str, request: Req) -> None:
+    async def create_partitioned(tenant: Part, namespace: Part, topic: Part, request: Req) -> None:
         name = topic_of(tenant, namespace, topic)
         body = await wanted(request)
         if name.is_partition:
@@ -67,17 +67,17 @@ def listing_routes(admin: Admin) -> list[Any]:
         await service.create_partitioned(name, body.partitions, body.properties or {})
 
     @post(f"{TOPIC}/partitions", status_code=204)
-    async def grow_partitioned(tenant: str, namespace: str, topic: str, request: Req) -> None:
+    async def grow_partitioned(tenant: Part, namespace: Part, topic: Part, request: Req) -> None:
         await service.grow_partitioned(topic_of(tenant, namespace, topic), (await wanted(request)).partitions)
 
     @get(f"{TOPIC}/partitions")
-    async def get_partitions(tenant: str, namespace: str, topic: str, request: Req) -> Json:
+    async def get_partitions(tenant: Part, namespace: Part, topic: Part, request: Req) -> Json:
         may_create = flag(request, "checkAllowAutoCreation")
         count = await service.partition_count(topic_of(tenant, namespace, topic), allow_create=may_create)
         return {"partitions": count, "deleted": False}
 
     @delete(f"{TOPIC}/partitions")
-    async def delete_partitioned(tenant: str, namespace: str, topic: str, request: Req) -> None:
+    async def delete_partitioned(tenant: Part, namespace: Part, topic: Part, request: Req) -> None:
         await service.delete_partitioned(topic_of(tenant, namespace, topic), force=flag(request, "force"))
 
     return [
@@ -97,14 +97,14 @@ def topic_routes(admin: Admin) -> list[Any]:
     service = admin.service
 
     @get(f"{TOPIC}/stats")
-    async def stats(tenant: str, namespace: str, topic: str) -> Json:
+    async def stats(tenant: Part, namespace: Part, topic: Part) -> Json:
         name = topic_of(tenant, namespace, topic)
         if await admin.partitions(name):
             raise TopicNotFound(f"The topic {name} is partitioned; ask for its partitioned-stats.")
         return topic_stats(admin, await admin.loaded(name))
 
     @get(f"{TOPIC}/partitioned-stats")
-    async def all_stats(tenant: str, namespace: str, topic: str, request: Req) -> Json:
+    async def all_stats(tenant: Part, namespace: Part, topic: Part, request: Req) -> Json:
         name = topic_of(tenant, namespace, topic)
         parts = await admin.partitions(name)
         if not parts:
@@ -113,18 +113,18 @@ def topic_routes(admin: Admin) -> list[Any]:
         return partitioned_stats(found, len(parts), flag(request, "perPartition", True))
 
     @get(f"{TOPIC}/internalStats")
-    async def internal_stats(tenant: str, namespace: str, topic: str) -> Response[bytes]:
+    async def internal_stats(tenant: Part, namespace: Part, topic: Part) -> Response[bytes]:
         loaded = await admin.loaded(topic_of(tenant, namespace, topic))
         return Response(msgspec.json.encode(loaded.log.internal_stats()), media_type=MediaType.JSON)
 
     @post(f"{TOPIC}/terminate", status_code=200)
-    async def terminate(tenant: str, namespace: str, topic: str) -> Json:
+    async def terminate(tenant: Part, namespace: Part, topic: Part) -> Json:
         name = topic_of(tenant, namespace, topic)
         loaded = await admin.loaded(name)
         return _message_id(await loaded.terminate(), name.partition_index)
 
     @put(f"{TOPIC}/unload", status_code=204)
-    async def unload(tenant: str, namespace: str, topic: str) -> None:
+    async def unload(tenant: Part, namespace: Part, topic: Part) -> None:
         name = topic_of(tenant, namespace, topic)
         await admin.check_exists(name)
         for each in await admin.partitions(name) or [name]:
@@ -133,13 +133,13 @@ def topic_routes(admin: Admin) -> list[Any]:
                 await service.unload(found)
 
     @get(f"{TOPIC}/lastMessageId")
-    async def last_message_id(tenant: str, namespace: str, topic: str) -> Json:
+    async def last_message_id(tenant: Part, namespace: Part, topic: Part) -> Json:
         name = topic_of(tenant, namespace, topic)
         loaded = await admin.loaded(name)
         return _message_id(loaded.log.last_position, name.partition_index)
 
     @get(f"{TOPIC}/ledger/{{ledger:str}}/entry/{{entry:str}}")
-    async def get_message(tenant: str, namespace: str, topic: str, ledger: str, entry: str) -> Response[bytes]:
+    async def get_message(tenant: Part, namespace: Part, topic: Part, ledger: Part, entry: Part) -> Response[bytes]:
         name = topic_of(tenant, namespace, topic)
         position = Position(number_of(ledger, "ledger id"), number_of(entry, "entry id"))
         log = (await admin.loaded(name)).log

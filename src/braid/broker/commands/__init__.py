@@ -1,7 +1,7 @@
 """Command handlers, by theme; the table of who handles what.
 
-A synchronous handler runs inside the read of the connection (flow, acks, redelivery: cheap and ordered). An asynchronous one runs
-as a task of the connection; what it raises becomes the answer that its command calls for.
+A synchronous handler runs inside the read of the connection (flow, acks, redelivery: cheap and ordered). An asynchronous
+one runs as a task of the connection; what it raises becomes the answer that its command calls for.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from braid.broker.service import BrokerService
 from braid.errors import BraidError, IncompatibleSchema, TopicNotFound
@@ -21,9 +21,14 @@ async def register(service: BrokerService, topic: TopicName, given: messages.Sch
     """Store a client's schema (the same one again keeps its version) and return its version bytes."""
     if SchemaType(given.type) in UNSTORED:
         return b""
-    properties = {pair.key: pair.value for pair in given.properties}
+    properties = {pair.key: pair.value for pair in _properties(given)}
     number = await service.schemas.put(topic.schema_id, int(given.type), given.schema_data, properties, name=given.name)
     return replies.schema_version(number)
+
+
+def _properties(schema: messages.Schema) -> Any:
+    """The schema's properties; untyped, because the generated types take `KeyValue` for the schema type of that name."""
+    return schema.properties
 
 
 async def get(connection: BrokerConnection, body: messages.CommandGetSchema) -> None:
@@ -41,8 +46,9 @@ async def get(connection: BrokerConnection, body: messages.CommandGetSchema) -> 
         name=found.name,
         schema_data=found.data,
         type=enum_value(found.type),
-        properties=[messages.KeyValue(key=key, value=value) for key, value in found.properties.items()],
     )
+    for key, value in found.properties.items():
+        _properties(reply).add(key=key, value=value)
     connection.link.write(replies.schema(body.request_id, reply, replies.schema_version(found.version)))
 
 

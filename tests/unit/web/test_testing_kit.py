@@ -1,0 +1,86 @@
+"""The shipped test kit: brokers in the process, the fixture, and the clock that is moved by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import braid
+import httpx
+import pytest
+from braid.errors import ConfigError
+from braid.testing.broker import BackgroundBroker, InProcessBroker
+from braid.testing.clock import ManualClock
+
+
+async def test_timers_fire_in_order_each_at_its_moment() -> None:
+    clock = ManualClock(start_ms=1000)
+    seen: list[tuple[str, float]] = []
+    clock.call_later(2, lambda: seen.append(("b", clock.monotonic())))
+    clock.call_later(1, lambda: seen.append(("a", clock.monotonic())))
+    clock.call_later(1.5, seen.append, ("never", 0.0)).cancel()
+    await clock.advance(1.75)
+    assert seen == [("a", 1.0)]
+    assert clock.now_ms() == 2750
+    await clock.advance(10)
+    assert seen == [("a", 1.0), ("b", 2.0)]
+
+
+async def test_a_periodic_sleeper_wakes_as_often_as_it_should() -> None:
+    clock = ManualClock()
+    ticks: list[float] = []
+
+    async def tick() -> None:
+        while True:
+            await clock.sleep(10)
+            ticks.append(clock.monotonic())
+
+    task = asyncio.get_running_loop().create_task(tick())
+    await clock.advance(60)
+    task.cancel()
+    assert ticks == [10, 20, 30, 40, 50, 60]
+
+
+def test_the_fixture_gives_a_broker_with_a_clock_of_its_own(braid_broker: BackgroundBroker) -> None:
+    before = braid_broker.broker.clock.now_ms()
+    braid_broker.advance(3600)
+    assert braid_broker.broker.clock.now_ms() == before + 3_600_000
+    assert httpx.get(f"{braid_broker.http_url}/admin/v2/brokers/health").text == "ok"
+
+
+def test_a_broker_is_ready_well_below_a_second() -> None:
+    with BackgroundBroker():  # imports are paid once per process
+        pass
+    start = time.perf_counter()
+    with BackgroundBroker():
+        assert time.perf_counter() - start < 1.0
+
+
+def test_brokers_are_isolated() -> None:
+    with BackgroundBroker() as one, BackgroundBroker() as two:
+        assert httpx.put(f"{one.http_url}/admin/v2/persistent/public/default/only-here").status_code == 204
+        assert httpx.get(f"{two.http_url}/admin/v2/persistent/public/default").json() == []
+
+
+async def test_a_durable_broker_keeps_its_data(tmp_path: Path) -> None:
+    async with InProcessBroker(data_dir=tmp_path) as broker, braid.connect(broker.service_url) as client:
+        await client.consumer("kept", "s")
+        producer = await client.producer("kept")
+        for number in range(10):
+            await producer.send(b"%d" % number)
+    async with InProcessBroker(data_dir=tmp_path) as broker, braid.connect(broker.service_url) as client:
+        consumer = await client.consumer("kept", "s")
+        assert [(await consumer.receive(5)).payload for _number in range(10)] == [b"%d" % number for number in range(10)]
+
+
+async def test_the_machines_clock_cannot_be_moved() -> None:
+    async with InProcessBroker(with_http=False) as broker:
+        with pytest.raises(ConfigError, match="ManualClock"):
+            await broker.advance(1)
+
+
+def test_a_failed_start_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigError, match="cannot be used"), BackgroundBroker(data_dir=tmp_path / "file"):
+        pass
