@@ -167,7 +167,6 @@ class LogAppender:
         else:  # not listed yet: `_create_ledger` looks at `is_failed`
             return
         self._unsettled = tail
-        self._pushed_index = self.last_index
         if isinstance(error, LedgerFenced):
             self._fence(error)
         elif isinstance(error, LedgerStoreReadOnly):

@@ -214,9 +214,8 @@ class ManagedCursor:
         target = self._log.map.before(position) if ack_set else position
         if target > self.mark_delete:
             self._move(target)
-        if ack_set and not self.is_acknowledged(position):
-            self._masks[position] = self._masks.get(position, ack_set) & ack_set
-            self._is_plain = False
+        if ack_set:
+            self.acknowledge_batch(position, ack_set)
         self._touch()
 
     def is_acknowledged(self, position: Position) -> bool:

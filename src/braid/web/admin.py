@@ -81,12 +81,14 @@ class Admin:
 
 def namespace_of(tenant: str, namespace: str) -> NamespaceName:
     """The namespace two path parts name."""
-    return NamespaceName.parse(f"{decode(tenant)}/{decode(namespace)}")
+    name = NamespaceName.parse(f"{decode(tenant)}/{decode(namespace)}")
+    TopicName.parse(f"{Domain.PERSISTENT}://{name}/t")  # too long for any topic is too long
+    return name
 
 
 def tenant_of(tenant: str) -> str:
     """The tenant a path part names."""
-    return NamespaceName.parse(f"{decode(tenant)}/default").tenant
+    return namespace_of(tenant, "default").tenant
 
 
 def topic_of(tenant: str, namespace: str, topic: str) -> TopicName:

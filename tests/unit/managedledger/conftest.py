@@ -51,9 +51,9 @@ class HandClock:
         return self.ms / 1000
 
     async def sleep(self, seconds: float) -> None:
-        done = asyncio.get_running_loop().create_future()
-        self.call_later(seconds, lambda: done.done() or done.set_result(None))
-        await done
+        done = asyncio.Event()
+        self.call_later(seconds, done.set)
+        await done.wait()
 
     def call_later(self, seconds: float, callback: Callable[..., Any], *args: Any) -> Any:
         timer = _HandTimer(lambda: callback(*args))
@@ -199,7 +199,7 @@ class FaultyLedgers:
         listener: LedgerListener | None = None,
         custom: Mapping[str, bytes] | None = None,
         ledger_id: int | None = None,
-    ) -> LedgerWriter:
+    ) -> Any:
         deaf = None if listener is None else _Deafened(listener, self._faults)
         made = await self._faults.run(
             "create ledger", lambda: self._inner.create(listener=deaf, custom=custom, ledger_id=ledger_id)

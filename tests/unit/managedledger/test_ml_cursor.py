@@ -74,9 +74,10 @@ async def test_ack_of_unknown_positions(world: Any, kit: Any) -> None:
     cursor.acknowledge([Position(positions[0].ledger_id, 99), EARLIEST])
     assert cursor.backlog() == 12
     beyond = Position(log.last_position.ledger_id, log.last_position.entry_id + 1)
-    for call in (lambda: cursor.acknowledge([beyond]), lambda: cursor.acknowledge_cumulative(beyond)):
-        with pytest.raises(InvalidArgument):
-            call()
+    with pytest.raises(InvalidArgument):
+        cursor.acknowledge([beyond])
+    with pytest.raises(InvalidArgument):
+        cursor.acknowledge_cumulative(beyond)
     with pytest.raises(InvalidArgument):
         cursor.acknowledge_batch(LATEST, 1)
     assert cursor.backlog() == 12
@@ -120,8 +121,8 @@ async def test_cumulative_into_a_batch(world: Any, kit: Any) -> None:
     assert cursor.unacked_mask(positions[5]) == 0b1100
     cursor.acknowledge_cumulative(positions[5], 0b1110)
     assert cursor.unacked_mask(positions[5]) == 0b1100
-    cursor.acknowledge_cumulative(positions[6])
-    assert cursor.mark_delete == positions[6] and not cursor.has_partial_acks
+    cursor.acknowledge_cumulative(positions[5], 0b0011)
+    assert cursor.mark_delete == positions[5] and not cursor.has_partial_acks
 
 
 async def test_state_survives_a_crash_after_flush_and_only_then(world: Any, kit: Any) -> None:

@@ -148,8 +148,15 @@ async def test_crash_leaves_the_end_to_be_recovered(world: Any, kit: Any) -> Non
 async def test_stale_owner_is_refused_everywhere(world: Any, kit: Any) -> None:
     old, heard = await world.open()
     cursor = await old.open_cursor("s", initial="earliest")
+    written = await old.open_cursor("written", initial="earliest")
     await kit.fill(old, heard, range(3))
+    written.acknowledge([old.first_position])
+    await written.flush()
     new, listener = await world.open()
+    written.acknowledge([old.last_position])
+    with pytest.raises(LedgerFenced):
+        await written.flush()
+    assert new.cursors["written"].backlog() == 2
     with pytest.raises(LedgerFenced):
         old.add(kit.body_of(9), 1, 9)
     cursor.acknowledge([Position(*new.first_position)])
@@ -167,7 +174,7 @@ async def test_stale_owner_is_refused_everywhere(world: Any, kit: Any) -> None:
             await call
     assert old.is_fenced and old.state == "Fenced"
     assert any(isinstance(error, LedgerFenced) for error, _contexts in heard.failed)
-    assert set(new.cursors) == {"s"} and new.cursors["s"].backlog() == 3
+    assert set(new.cursors) == {"s", "written"} and new.cursors["s"].backlog() == 3
     await kit.fill(new, listener, range(3, 5))
     assert [kit.number_of(entry) for entry in await kit.everything(new)] == [0, 1, 2, 3, 4]
 
@@ -184,11 +191,15 @@ async def test_stale_owner_without_a_ledger_is_refused_too(world: Any, kit: Any)
     await kit.fill(new, listener, range(2))
     assert await ledger_ids(world) == [new.last_position.ledger_id]
 
-    await world.open()
     with pytest.raises(LedgerFenced):
-        await new.open_cursor("late", initial="earliest")
+        await old.open_cursor("late", initial="earliest")
+    quiet = "t/ns/persistent/quiet"
+    old, _ = await world.open(quiet)
+    await world.open(quiet)
+    with pytest.raises(LedgerFenced):
+        await old.open_cursor("late", initial="earliest")
     handle = await world.handle()
-    assert await handle.get(f"/managed-ledgers/{kit.NAME}/late") is None
+    assert await handle.get(f"/managed-ledgers/{quiet}/late") is None
     with pytest.raises(LedgerFenced):
         await cursor.set_properties({"a": "b"})
 
@@ -281,6 +292,22 @@ async def test_failed_writer_is_settled_and_the_rest_appended_again(world: Any, 
     assert listener.contexts == [0, 1, 2, 3]
     found = await kit.everything(log)
     assert [(kit.number_of(entry), entry.index) for entry in found] == [(0, 0), (1, 1), (2, 2), (3, 3)]
+
+
+async def test_entries_lost_with_their_ledger_are_appended_again(world: Any, kit: Any) -> None:
+    log, listener = await world.open()
+    await log.open_cursor("keep", initial="earliest")
+    await kit.fill(log, listener, range(2))
+    lost = iter(range(2, 4))
+    log.tail.append = lambda _head, _body: next(lost)  # accepted by a writer that never gets them out
+    for number in (2, 3):
+        log.add(kit.body_of(number, 2), 2, number)
+    log.tail.ledger_failed(LedgerClosed("broken link"))
+    log.add(kit.body_of(4), 1, 4)
+    await listener.until(5)
+    assert listener.contexts == [0, 1, 2, 3, 4] and log.pending_bytes == 0
+    found = await kit.everything(log)
+    assert [(kit.number_of(entry), entry.index) for entry in found] == [(0, 0), (1, 1), (2, 3), (3, 5), (4, 6)]
 
 
 async def test_queue_is_bounded(world: Any, kit: Any) -> None:
@@ -410,6 +437,7 @@ async def test_numbering_survives_when_every_entry_is_gone(world: Any, kit: Any)
     await log.close()
     found = await handle.get(f"/managed-ledgers/{kit.NAME}")
     record = decode_record(LogRecord, found.key, found.value)
+    assert record.last_ledger_id == record.ledgers[-1].ledger_id
     await handle.put(found.key, msgspec.json.encode(msgspec.structs.replace(record, ledgers=())))
     log, listener = await world.open()
     await kit.fill(log, listener, range(5, 6))
