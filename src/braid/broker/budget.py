@@ -16,19 +16,19 @@ class PublishBudget:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
-        self.waiting: list[Callable[[], None]] = []
+        self.waiting: dict[Callable[[], None], None] = {}
 
     @property
     def is_spent(self) -> bool:
         return self.used >= self.limit
 
     def wait(self, resume: Callable[[], None]) -> None:
-        """Call `resume` once there is room again."""
-        self.waiting.append(resume)
+        """Call `resume` once there is room again; asking twice is asking once."""
+        self.waiting[resume] = None
 
     def wake(self) -> None:
         """Let those who wait go on, once half of the budget is free; called after `used` went down."""
         if self.used <= self.limit // 2:
-            waiting, self.waiting = self.waiting, []
+            waiting, self.waiting = self.waiting, {}
             for resume in waiting:
                 resume()

@@ -48,11 +48,13 @@ class BrokerConnection(asyncio.Protocol):
         self.tasks = Tasks("connection")
         self.producers: dict[int, Producer] = {}
         self.consumers: dict[int, Consumer] = {}
-        self.creating: set[tuple[str, int]] = set()
-        """Producers and consumers under way, by kind and id."""
+        self.creating: dict[tuple[str, int], bool] = {}
+        """Producers and consumers under way, by kind and id; True once the client has closed it again meanwhile."""
         self._closed_producers: OrderedDict[int, float] = OrderedDict()
         self._transport: asyncio.Transport | None = None
         self._is_reading = True
+        self._is_over = False
+        """Dropped or closed by us: what still arrives is not served."""
         self._heard = False
         self._awaits_pong = False
         self._timer = self.clock.call_later(self.config.keep_alive_seconds, self._keep_alive)
@@ -71,24 +73,25 @@ class BrokerConnection(asyncio.Protocol):
         self._heard = True
         link = self.link
         link.heard()
-        if self._protocol.stage is Stage.FAILED:
+        if self._is_over or self._protocol.stage is Stage.FAILED:
             return
         producers = self.producers
         for event in self._protocol.receive(data):
             if type(event) is Send:
                 producer = producers.get(event.producer_id)
-                if producer is None:
-                    self._send_without_producer(event)
+                if producer is not None:
+                    try:
+                        producer.publish(event)
+                    except ProtocolError as broken:
+                        self._drop(broken)
+                        return
                     continue
-                try:
-                    producer.publish(event)
-                except ProtocolError as broken:
-                    self._drop(broken)
-                    return
+                self._send_without_producer(event)
             elif type(event) is Command:
                 self._command(event)
             else:
                 self._drop(event)  # type: ignore[arg-type]
+            if self._is_over:
                 return
         if link.pending_publishes >= self.config.max_pending_publishes_per_connection or self.service.budget.is_spent:
             self._pause_reading()
@@ -166,17 +169,22 @@ class BrokerConnection(asyncio.Protocol):
 
     def _drop(self, broken: ProtocolError) -> None:
         """The peer broke the protocol: say so once, and close without a reply."""
+        self._is_over = True
         _complaints.warning((self.link.peer.rpartition(":")[0], str(broken)), "dropping %s: %s", self.link.peer, broken)
         self.link.abort()
 
     def refuse(self, failure: BraidError) -> None:
         """Say why, then close."""
+        self._is_over = True
         self.link.write(error(-1, failure.code, failure.message))
         self.link.close()
 
     # Producers and consumers.
 
     def add_producer(self, producer: Producer) -> None:
+        replaced = self.producers.get(producer.producer_id)
+        if replaced is not None:
+            replaced.topic.remove_producer(replaced)
         self.producers[producer.producer_id] = producer
         producer.on_closed = self._producer_closed
 
@@ -210,7 +218,11 @@ class BrokerConnection(asyncio.Protocol):
     def _resume_reading(self) -> None:
         if self._is_reading:
             return
-        if self.service.budget.is_spent or self.link.pending_publishes > self.config.max_pending_publishes_per_connection // 2:
+        if self.link.pending_publishes > self.config.max_pending_publishes_per_connection // 2:
+            return
+        if self.service.budget.is_spent:
+            # Its own receipts may all be out by then, so that nothing else would wake it.
+            self.service.budget.wait(self._resume_reading)
             return
         self._is_reading = True
         self.link.when_drained = None
@@ -230,5 +242,6 @@ class BrokerConnection(asyncio.Protocol):
 
     async def close(self) -> None:
         """The broker stops: end the requests under way and the connection."""
+        self._is_over = True
         await self.tasks.close()
         self.link.close()

@@ -74,6 +74,9 @@ class Attachment:
         """Register at the broker behind this connection."""
         raise NotImplementedError
 
+    def begin(self, connection: Connection) -> None:
+        """Attached: go on with what waited."""
+
     def is_registered(self, connection: Connection) -> bool:
         """Whether the connection still knows us: the broker may have closed us right after it let us in."""
         raise NotImplementedError
@@ -112,6 +115,7 @@ class Attachment:
             raise ConnectionLost(f"The connection to {connection.address} ended while {self.topic} was being attached.")
         self.connection = connection
         self.attached.set()
+        self.begin(connection)
 
     async def _stay(self) -> None:
         while True:

@@ -93,6 +93,8 @@ class TopicConsumer(Attachment):
         except BaseException:
             connection.consumers.pop(self.consumer_id, None)
             raise
+
+    def begin(self, connection: Connection) -> None:
         connection.write(requests.flow(self.consumer_id, self.config.receiver_queue))
         if self._acks:
             self._queue_acks()
@@ -169,7 +171,7 @@ class TopicConsumer(Attachment):
         """Return once the broker has every ack so far durable."""
         if not self._acks:
             # Nothing is queued here, but earlier acks may have left without a receipt: an empty request covers them.
-            await self._confirm(())
+            await self._confirm({})
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ack_waiters.append(done)
@@ -241,21 +243,26 @@ class TopicConsumer(Attachment):
         connection = self.connection
         if connection is None or not self._acks:
             return  # sent when the consumer is attached again
-        ids = [_id(position, mask) for position, mask in self._acks.items()]
-        self._acks = {}
+        acks, self._acks = self._acks, {}
         waiters, self._ack_waiters = self._ack_waiters, []
         if waiters:
-            self._tasks.spawn(self._confirm_for(ids, waiters), "ack")
+            self._tasks.spawn(self._confirm_for(acks, waiters), "ack")
         else:
-            connection.write(requests.ack(self.consumer_id, ids))
+            connection.write(requests.ack(self.consumer_id, _ids(acks)))
 
-    async def _confirm(self, ids: list[pb.MessageIdData] | tuple[()]) -> None:
+    async def _confirm(self, acks: dict[Position, int]) -> None:
         connection = self._attached_connection()
-        await connection.request(lambda number: requests.ack(self.consumer_id, ids, request_id=number))
+        await connection.request(lambda number: requests.ack(self.consumer_id, _ids(acks), request_id=number))
 
-    async def _confirm_for(self, ids: list[pb.MessageIdData], waiters: list[asyncio.Future[None]]) -> None:
+    async def _confirm_for(self, acks: dict[Position, int], waiters: list[asyncio.Future[None]]) -> None:
         try:
-            await self._confirm(ids)
+            await self._confirm(acks)
+        except TransportError:
+            # Nobody knows whether they arrived; they are sent again by the next attachment, which is harmless.
+            for position, mask in acks.items():
+                self._acks[position] = self._acks.get(position, -1) & mask
+            self._ack_waiters += waiters
+            self._queue_acks()
         except BraidError as error:
             for waiter in waiters:
                 if not waiter.done():
@@ -297,6 +304,10 @@ def _id(position: Position, mask: int) -> pb.MessageIdData:
     if mask:
         found.ack_set.extend(to_words(mask))
     return found
+
+
+def _ids(acks: dict[Position, int]) -> list[pb.MessageIdData]:
+    return [_id(position, mask) for position, mask in acks.items()]
 
 
 def _count(entry: bytes) -> int:

@@ -200,6 +200,8 @@ class TopicProducer(Attachment):
         self._max_size = connection.max_message_size
         if self._epoch == 1 and body.HasField("last_sequence_id"):
             self.last_sequence_id = max(self.last_sequence_id, signed64(body.last_sequence_id))
+
+    def begin(self, connection: Connection) -> None:
         for each in self._pending:
             connection.write(each.frame(self.producer_id))
 

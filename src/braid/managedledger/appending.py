@@ -223,13 +223,16 @@ class LogAppender:
         self._leaving = tail
 
     def _fail_adds(self, error: BraidError) -> None:
-        """Everything not durable yet has failed."""
+        """Everything that waits, and everything in a ledger that is being left or has failed, has failed."""
         contexts: list[object] = []
-        for tail in (self._leaving, self._unsettled, self.tail):
+        for tail in (self._leaving, self._unsettled):
             if tail is not None and tail.pending:
                 contexts += [context for _entry, context in tail.pending]
                 self.pending_bytes -= tail.pending_size
                 tail.pending, tail.pending_size = [], 0
+                tail.is_failed = True  # what it still confirms was reported as failed: its end must be asked for
+        if self._leaving is not None and self._leaving.is_failed:
+            self._unsettled, self._leaving = self._leaving, None
         contexts += [queued.context for queued in self._queue]
         self._queue.clear()
         self.pending_bytes -= self._queue_bytes
@@ -241,7 +244,8 @@ class LogAppender:
         """Another owner is there: the end of this object (INV2)."""
         if self._fenced is None:
             self._fenced = error
-            self.tail = None
+            if self.tail is not None:
+                self._leave(self.tail)
             self._fail_adds(error)
 
     def lost(self, error: LedgerFenced) -> None:

@@ -68,6 +68,7 @@ class ManagedLedgerFactory:
             listener=listener,
         )
         await self._load_cursors(opened, record.key)
+        opened.loaded()
         return opened
 
     async def exists(self, name: str) -> bool:

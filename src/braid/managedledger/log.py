@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Coroutine, Mapping
+from typing import Any, Literal
 
 import msgspec
 
@@ -57,6 +57,8 @@ class ManagedLedger(LogAppender):
         self.retention_mb = config.retention_mb
         self._lifecycle = asyncio.Lock()
         self._trimming: asyncio.Task[int] | None = None
+        self._is_loaded = False
+        """All cursors are known, so that it is known what they no longer need."""
         self._is_terminating = self.is_terminated
 
     @property
@@ -231,6 +233,11 @@ class ManagedLedger(LogAppender):
         """A cursor found in the store while the log is opened."""
         self._joined(cursor)
 
+    def loaded(self) -> None:
+        """Every stored cursor was restored; only now may the log be trimmed."""
+        self._is_loaded = True
+        self.request_trim()
+
     def _joined(self, cursor: ManagedCursor) -> ManagedCursor:
         self.cursors[cursor.name] = cursor
         self._is_cached = True
@@ -248,7 +255,7 @@ class ManagedLedger(LogAppender):
 
     def request_trim(self) -> None:
         """Trim soon, in the background; many requests make one pass."""
-        if len(self.infos) > 1 and self._trimming is None and not self._is_closed and self._fenced is None:
+        if len(self.infos) > 1 and self._trimming is None and self._is_loaded and not self._is_closed and not self.is_fenced:
             self._trimming = self.tasks.spawn(self._trim_quietly(), "trim")
 
     async def trim(self) -> int:
@@ -329,14 +336,11 @@ class ManagedLedger(LogAppender):
                 return
             self._is_closed = True
             try:
-                if self._fenced is None:
-                    await self._settle_down()
-                    for cursor in self.cursors.values():
-                        await cursor.close()
-            except LedgerFenced:
-                log.info("log %s was taken over while it was closed", self.name)
-            except BraidError as error:
-                log.warning("log %s was closed without a clean end, the next open recovers it: %s", self.name, error)
+                if not self.is_fenced:
+                    await self._end_well(self._settle_down())
+                for cursor in self.cursors.values():
+                    if not self.is_fenced:
+                        await self._end_well(cursor.close())
             finally:
                 await self._release()
 
@@ -344,10 +348,18 @@ class ManagedLedger(LogAppender):
         """Close, then remove everything the log has (see `factory.ManagedLedgerFactory.delete`)."""
         async with self._lifecycle:
             self._is_closed = True
-            if self._fenced is None:
-                self._fail_adds(LedgerFenced(f"The log {self.name} is being deleted."))
+            self._fence(LedgerFenced(f"The log {self.name} is being deleted."))
             await self._release()
         await remove_log(self.metadata, self.resolver, self._record.key)
+
+    async def _end_well(self, work: Coroutine[Any, Any, None]) -> None:
+        """A step of closing; what it cannot write down is recovered by the next open."""
+        try:
+            await work
+        except LedgerFenced as error:
+            self._fence(error)
+        except BraidError as error:
+            log.warning("log %s is closed without a clean end, the next open recovers it: %s", self.name, error)
 
     async def _release(self) -> None:
         for cursor in self.cursors.values():

@@ -34,25 +34,36 @@ class Chooser(Protocol):
 class _Content:
     """The bytes of a file: as the process sees them, and as they are on the platter."""
 
-    __slots__ = ("agreed", "data", "durable")
+    __slots__ = ("agreed", "data", "durable", "ghost")
 
     def __init__(self, data: bytes = b"") -> None:
         self.data = bytearray(data)
         self.durable = bytearray(data)
         self.agreed = len(data)
         """Both are equal up to here."""
+        self.ghost: bytes | None = None
+        """The bytes before a truncation that was not synced; they may have reached the platter by themselves."""
 
     def sync(self) -> None:
         self.durable[self.agreed :] = self.data[self.agreed :]
         self.agreed = len(self.data)
+        self.ghost = None
 
     def truncate(self, size: int) -> None:
+        if self.ghost is None and size < len(self.data):
+            self.ghost = bytes(self.data)
         del self.data[size:]
         self.data.extend(bytes(size - len(self.data)))
         self.agreed = min(self.agreed, size)
 
     def after_power_cut(self, rng: Chooser) -> bytes:
         """What a reboot finds: the synced bytes and, of the others, nothing, a beginning, or some sectors among zeros."""
+        if self.ghost is not None and rng.random() < 0.5:
+            return (
+                self.ghost[: rng.randint(len(self.durable), len(self.ghost))]
+                if len(self.ghost) > len(self.durable)
+                else self.ghost
+            )
         if rng.random() < 0.3 or (len(self.durable) > self.agreed and rng.random() < 0.5):
             return bytes(self.durable)
         fresh = bytes(self.data[self.agreed :])

@@ -10,7 +10,8 @@ import asyncio
 from types import TracebackType
 from typing import Any
 
-import uvicorn
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from braid.runtime.env import Runtime
@@ -19,6 +20,17 @@ from braid.runtime.network import Listener
 MAX_CONNECTIONS = 1000
 MAX_HEADER_BYTES = 64 << 10
 STOP_SECONDS = 2.0
+FIRST_REQUEST_SECONDS = 30.0
+"""How long a connection may stay without saying anything."""
+
+
+class _Connection(H11Protocol):
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+            return
+        self.timeout_keep_alive_task = self.loop.call_later(FIRST_REQUEST_SECONDS, self.timeout_keep_alive_handler)
 
 
 class HttpServer:
@@ -28,7 +40,7 @@ class HttpServer:
         self._runtime = runtime
         self._host = host
         self._wanted_port = port
-        self._config = uvicorn.Config(
+        self._config = Config(
             app,
             interface="asgi3",
             lifespan="off",
@@ -38,7 +50,6 @@ class HttpServer:
             access_log=False,
             server_header=False,
             date_header=False,
-            limit_concurrency=MAX_CONNECTIONS,
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         )
         self._state = ServerState()
@@ -73,6 +84,4 @@ class HttpServer:
         await asyncio.sleep(0)
 
     def _connection(self) -> asyncio.Protocol:
-        return self._config.http_protocol_class(  # type: ignore[call-arg]
-            config=self._config, server_state=self._state, app_state={}
-        )
+        return _Connection(config=self._config, server_state=self._state, app_state={})

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-import braid
 import httpx
 import pytest
+
+import braid
 from braid.client import EARLIEST, Client, ClientConfig
 from braid.errors import (
     Closed,
@@ -23,7 +24,9 @@ from braid.errors import (
     TopicNotFound,
     TopicTerminated,
 )
+from braid.runtime.env import Runtime
 from braid.testing.broker import InProcessBroker
+from braid.testing.clock import ManualClock
 
 
 @pytest.fixture
@@ -150,17 +153,19 @@ async def test_a_refused_message_comes_again_on_shared(client: Client) -> None:
         await consumer.acknowledge_cumulative(again)
 
 
-async def test_a_refused_message_comes_again_in_order_on_exclusive(client: Client) -> None:
-    consumer = await client.consumer("t", "s")
-    producer = await client.producer("t", batching=False)
-    for number in range(4):
-        await producer.send(b"%d" % number)
-    first = await consumer.receive(5)
-    await consumer.acknowledge(first)
-    second = await consumer.receive(5)
-    await consumer.negative_acknowledge(second)
-    await asyncio.sleep(0.05)
-    assert [(await consumer.receive(5)).payload for _number in range(3)] == [b"1", b"2", b"3"]
+async def test_a_refused_message_comes_again_in_order_on_exclusive(broker: InProcessBroker) -> None:
+    clock = ManualClock()
+    async with braid.connect(broker.service_url, runtime=Runtime(clock=clock)) as client:
+        consumer = await client.consumer("t", "s")
+        producer = await client.producer("t", batching=False)
+        for number in range(4):
+            await producer.send(b"%d" % number)
+        first = await consumer.receive(5)
+        await consumer.acknowledge(first)
+        second = await consumer.receive(5)
+        await consumer.negative_acknowledge(second)
+        await clock.advance(1)
+        assert [(await consumer.receive()).payload for _number in range(3)] == [b"1", b"2", b"3"]
 
 
 async def test_shared_consumers_share_and_a_leaver_gives_back(client: Client) -> None:

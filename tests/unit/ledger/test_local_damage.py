@@ -104,6 +104,21 @@ async def test_missing_sectors_in_the_last_group_are_a_torn_tail() -> None:
     assert await content(disk.power_cut()) == [b"first"]
 
 
+async def test_missing_sectors_before_intact_groups_are_damage() -> None:
+    disk = ForgetfulFiles(Random(1))
+    store = await opened(disk)
+    writer = await store.create()
+    for _ in range(5):
+        await writer.add(RNG.randbytes(2000))
+    file = disk.open(JOURNAL / segment_name(1))
+    data = file.read(0, 1 << 30)
+    file.truncate(2048)
+    file.append(bytes(1024) + data[3072:])
+    file.sync()
+    with pytest.raises(EntryCorrupt, match="intact groups follow"):
+        await opened(disk.power_cut())
+
+
 async def test_every_flipped_bit_in_the_journal_is_noticed() -> None:
     disk = ForgetfulFiles(Random(1))
     await one_ledger(disk)

@@ -70,23 +70,6 @@ async def test_out_of_space_rolls_the_group_back_and_heals(operation: Operation)
     await store.close()
 
 
-async def test_a_refused_group_is_gone_even_if_the_power_fails_at_once() -> None:
-    for seed in range(20):
-        world = World()
-        world.disk = ForgetfulFiles(Random(seed))
-        store = await world.open()
-        listener = RecordingListener()
-        writer = await store.create(listener=listener)
-        world.disk.fail("sync", "journal-", errno.ENOSPC)
-        for _ in range(5):
-            writer.append(b"", b"lost" * 50)
-        await listener.failed()
-        world.disk = world.disk.power_cut()
-        store = await world.open()
-        assert await read_all(await store.open(writer.ledger_id, fence=True)) == []
-        await store.close()
-
-
 async def test_the_reserve_is_kept_and_a_given_id_is_free_again() -> None:
     world = World(capacity=300_000)
     store = await world.open(LocalSettings(reserve_bytes=100_000))

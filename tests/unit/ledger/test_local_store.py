@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from braid.errors import (
@@ -52,8 +52,8 @@ def simulated(disk: ForgetfulFiles, clock: ManualClock | None = None) -> Runtime
     return replace(Runtime(), files=disk, threads=InlineThreads(), random=Random(1), clock=clock or ManualClock())
 
 
-async def simulated_store(disk: ForgetfulFiles, settings: LocalSettings = SMALL) -> LocalLedgerStore:
-    return await open_store(simulated(disk), path=PATH, settings=settings)
+async def simulated_store(disk: ForgetfulFiles, chosen: LocalSettings = SMALL) -> LocalLedgerStore:
+    return await open_store(simulated(disk), path=PATH, settings=chosen)
 
 
 @pytest.mark.parametrize("is_orderly", [True, False])
@@ -160,8 +160,7 @@ async def test_memory_and_files_stay_bounded() -> None:
 
 @pytest.mark.inv("INV17")
 async def test_a_full_queue_refuses_and_stays_usable() -> None:
-    settings = LocalSettings(reserve_bytes=0, pending_bytes=1000)
-    store = await simulated_store(ForgetfulFiles(Random(1)), settings)
+    store = await simulated_store(ForgetfulFiles(Random(1)), LocalSettings(reserve_bytes=0, pending_bytes=1000))
     listener = RecordingListener()
     writer = await store.create(listener=listener)
     assert [writer.append(b"", b"x" * 250) for _ in range(4)] == [0, 1, 2, 3]
@@ -193,14 +192,15 @@ def open_ledger_files(path: Path) -> int:
     return sum(link.suffix == ".ledger" and path in link.parents for link in links)
 
 
-def replace_settings(settings: LocalSettings, **changes: Any) -> LocalSettings:
-    return LocalSettings(**{**{name: getattr(settings, name) for name in settings.__struct_fields__}, **changes})
+def replace_settings(base: LocalSettings, **changes: Any) -> LocalSettings:
+    return LocalSettings(**{**{name: getattr(base, name) for name in base.__struct_fields__}, **changes})
 
 
 class SlowFiles(SystemFiles):
-    """Ledger files whose sync waits until a test lets it go on."""
+    """Ledger files whose sync or append waits until a test lets it go on."""
 
-    def __init__(self) -> None:
+    def __init__(self, operation: str) -> None:
+        self.operation = operation
         self.reached = threading.Event()
         self.go_on = threading.Event()
 
@@ -212,17 +212,25 @@ class SlowFiles(SystemFiles):
 class SlowFile:
     def __init__(self, file: File, files: SlowFiles) -> None:
         self._files = files
-        self.append, self.read, self.size = file.append, file.read, file.size
-        self.truncate, self.close, self._sync = file.truncate, file.close, file.sync
+        self.read, self.size, self.truncate, self.close = file.read, file.size, file.truncate, file.close
+        self._append, self._sync = file.append, file.sync
+
+    def append(self, data: bytes) -> int:
+        self._wait("append")
+        return self._append(data)
 
     def sync(self) -> None:
-        self._files.reached.set()
-        assert self._files.go_on.wait(20)
+        self._wait("sync")
         self._sync()
+
+    def _wait(self, operation: str) -> None:
+        if operation == self._files.operation:
+            self._files.reached.set()
+            assert self._files.go_on.wait(20)
 
 
 async def test_commits_and_reads_do_not_wait_for_a_checkpoint(tmp_path: Path) -> None:
-    files = SlowFiles()
+    files = SlowFiles("sync")
     store = await open_store(replace(Runtime(), files=files), path=tmp_path, settings=LocalSettings(tail_bytes=0))
     writer = await store.create()
     await writer.add(b"first")
@@ -234,6 +242,31 @@ async def test_commits_and_reads_do_not_wait_for_a_checkpoint(tmp_path: Path) ->
     assert not checkpoint.done()
     files.go_on.set()
     await checkpoint
+    await store.close()
+
+
+@pytest.mark.inv("INV17")
+async def test_groups_wait_while_the_buffer_is_full(tmp_path: Path) -> None:
+    files = SlowFiles("append")
+    store = await open_store(replace(Runtime(), files=files), path=tmp_path, settings=SMALL)
+    listener = RecordingListener()
+    writer = await store.create(listener=listener)
+    count = 4 * SMALL.buffer_bytes // 1000
+    for _ in range(count):
+        writer.append(b"", b"x" * 1000)
+    await asyncio.to_thread(files.reached.wait, 20)
+    async with asyncio.timeout(20):
+        while store.buffered_bytes <= SMALL.buffer_bytes:
+            await listener.confirmed(listener.last + 1)
+    stalled_at = listener.last
+    assert store.buffered_bytes <= SMALL.buffer_bytes + SMALL.group_bytes + 100 * 48
+    assert store.pending_bytes > 0
+    for _ in range(3):
+        await store._commit.roll()  # the journal's thread is free; only the full buffer holds the groups back
+    assert listener.last == stalled_at, "a group was confirmed although the buffer is full"
+    files.go_on.set()
+    await listener.confirmed(count - 1)
+    assert len(await read_all(await store.open(writer.ledger_id, fence=True))) == count
     await store.close()
 
 
@@ -336,6 +369,7 @@ def test_settings_out_of_range_are_refused() -> None:
             replace_settings(SMALL, **bad)
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(st.none(), st.integers(1, 40)), max_size=40))
 def test_ids_are_taken_once(wanted: list[int | None]) -> None:
     ids, taken = LedgerIds(), set[int]()
@@ -355,6 +389,7 @@ def test_ids_are_taken_once(wanted: list[int | None]) -> None:
         assert again.is_used(ledger_id) == (ledger_id in taken)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.lists(st.binary(max_size=40), min_size=1, max_size=10), min_size=1, max_size=6),
     st.integers(1, 60),

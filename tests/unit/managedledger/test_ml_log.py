@@ -217,6 +217,73 @@ async def test_stale_roll_is_refused(world: Any, kit: Any) -> None:
     assert new.total_entries == 4
 
 
+@pytest.mark.inv("INV2")
+async def test_loss_seen_at_the_record_fails_what_is_in_flight_once(world: Any, kit: Any) -> None:
+    log, listener = await world.open()
+    await kit.fill(log, listener, range(2))
+    handle = await world.handle()
+    found = await handle.get(f"/managed-ledgers/{kit.NAME}")
+    await handle.put(found.key, found.value)
+    tail = log.tail
+    tail.append = lambda _head, _body: 2  # on its way, not confirmed yet
+    log.add(kit.body_of(2), 1, 2)
+    with pytest.raises(LedgerFenced):
+        await log.set_properties({"a": "b"})
+    tail.ledger_advanced(2)
+    assert listener.contexts == [0, 1] and listener.failed_contexts == [2]
+    assert log.pending_bytes == log.pending_entries == 0
+
+
+async def test_deleting_a_log_with_adds_in_flight(world: Any, kit: Any) -> None:
+    log, listener = await world.open()
+    await kit.fill(log, listener, range(2))
+    for number in range(2, 9):
+        log.add(kit.body_of(number), 1, number)
+    await log.delete()
+    await world.ledgers.confirmed()
+    assert sorted([*listener.contexts, *listener.failed_contexts]) == list(range(9))
+    with pytest.raises(LedgerFenced):
+        log.add(kit.body_of(9), 1, 9)
+    assert await ledger_ids(world) == []
+
+
+async def test_nothing_is_trimmed_before_every_cursor_is_known(world: Any, kit: Any) -> None:
+    """A cursor whose restored position moves into another ledger asks for a trim; a slower one may not be loaded yet."""
+    log, listener = await world.open()
+    await log.open_cursor("a", initial="earliest")
+    await log.open_cursor("b", initial="earliest")
+    await kit.fill(log, listener, range(12))
+    ids = [info.ledger_id for info in log.infos]
+    await log.close()
+    handle = await world.handle()
+    found = await handle.get(f"/managed-ledgers/{kit.NAME}/a")
+    record = msgspec.json.decode(found.value)
+    record["position"]["markDelete"] = {"ledgerId": ids[0], "entryId": 4}
+    record["position"]["ranges"] = [[ids[1], 0, 4]]
+    await handle.put(found.key, msgspec.json.encode(record))
+    log, _listener = await world.open()
+    assert log.cursors["a"].mark_delete == Position(ids[1], 4)
+    if log._trimming is not None:
+        await asyncio.wait([log._trimming])
+    assert [info.ledger_id for info in log.infos] == ids
+    assert log.cursors["b"].backlog() == 12
+
+
+async def test_reading_goes_on_behind_a_trimmed_ledger(world: Any, kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, listener = await world.open()
+    cursor = await log.open_cursor("s", initial="earliest")
+    await kit.fill(log, listener, range(7))
+    read = log._reader.read
+
+    async def late(*bounds: Any) -> Any:
+        cursor.acknowledge_cumulative(log.last_position)
+        await log.trim()
+        return await read(*bounds)
+
+    monkeypatch.setattr(type(log._reader), "read", lambda _self, *bounds: late(*bounds))
+    assert [kit.number_of(entry) for entry in await log.read(EARLIEST, 10, 1 << 20)] == [5, 6]
+
+
 class Lowering:
     """A resolver whose active store can be swapped for one whose ids start low."""
 

@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import braid
 import httpx
 import pytest
+
+import braid
 from braid.testing.broker import BackgroundBroker
 
 ROOT = "/admin/v2"
@@ -375,13 +376,14 @@ def test_bad_bodies(http: httpx.Client, body: bytes) -> None:
 
 
 def test_policies_of_the_wrong_shape_never_get_in(http: httpx.Client) -> None:
-    for body in (
+    shapes: list[dict[str, Any]] = [
         {"retention_policies": {"retentionTimeInMinutes": "x"}},
         {"autoTopicCreationOverride": []},
         {"deduplicationEnabled": "yes"},
         {"replication_clusters": ["nowhere"]},
         {"autoSubscriptionCreationOverride": {"allowAutoSubscriptionCreation": 3}},
-    ):
+    ]
+    for body in shapes:
         response = http.put("/namespaces/public/wrong-shape", json=body)
         assert response.status_code in (400, 412), response.text
     assert http.get("/namespaces/public/wrong-shape").status_code == 404

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import braid
 import httpx
+
+import braid
 from braid.testing.broker import BackgroundBroker
 
 

@@ -6,9 +6,10 @@ import asyncio
 import time
 from pathlib import Path
 
-import braid
 import httpx
 import pytest
+
+import braid
 from braid.errors import ConfigError
 from braid.testing.broker import BackgroundBroker, InProcessBroker
 from braid.testing.clock import ManualClock

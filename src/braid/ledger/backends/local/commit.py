@@ -133,7 +133,7 @@ class GroupCommit:
         """A record to put in front of the next group."""
 
     def wake(self) -> None:
-        """Start a group at the end of this loop turn; call when something was queued and `is_idle`."""
+        """Start the next group in a later loop turn, unless one is under way; to be called when the queue was idle."""
         self.is_idle = False
         self._loop.call_soon(self._next)
 
@@ -156,8 +156,7 @@ class GroupCommit:
             raise LedgerStoreFailed("The ledger store failed; restart the process.")
         rolled: asyncio.Future[int] = self._loop.create_future()
         self._rolls.append(rolled)
-        if self.is_idle:
-            self.wake()
+        self.wake()  # also when groups are held back: a checkpoint is what makes room
         return await rolled
 
     async def drain(self) -> None:

@@ -1,0 +1,152 @@
+"""Brokers on shared stores in memory and a clock moved by hand, spoken to by clients that show every frame."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from braid.broker.config import BrokerConfig
+from braid.broker.server import BrokerServer
+from braid.broker.service import BrokerService
+from braid.broker.topic import Topic
+from braid.ledger.api import LedgerStore
+from braid.ledger.backends import memory as memory_ledgers
+from braid.managedledger.api import SingleStore
+from braid.managedledger.cache import EntryCache
+from braid.managedledger.config import ManagedLedgerConfig
+from braid.managedledger.factory import ManagedLedgerFactory
+from braid.managedledger.schemas import SchemaStorage
+from braid.metadata.backends import memory as memory_metadata
+from braid.model.names import NamespaceName, TopicName
+from braid.runtime.env import Runtime
+from braid.testing.clock import ManualClock
+from braid.testing.raw_client import RawClient
+
+PUBLIC = NamespaceName.parse("public/default")
+
+
+class Broker:
+    """One broker of the world, with its own metadata session and socket."""
+
+    def __init__(self, world: World, config: BrokerConfig, logs: ManagedLedgerConfig) -> None:
+        runtime = Runtime(clock=world.clock)
+        handle = world.metadata.handle(f"broker-{len(world.brokers)}")
+        resolver = SingleStore(world.ledgers)
+        factory = ManagedLedgerFactory(runtime, handle, resolver, logs, EntryCache(logs.cache_bytes))
+        self.service = BrokerService(runtime, config, handle, factory, SchemaStorage(runtime, handle, resolver))
+        self.server = BrokerServer(self.service)
+        self.is_down = False
+        self._handle = handle
+        self._world = world
+
+    @property
+    def url(self) -> str:
+        return self.service.service_url
+
+    async def client(self, **options: Any) -> RawClient:
+        client = await RawClient.connect(self.url, **options)
+        self._world.clients.append(client)
+        return client
+
+    async def stop(self) -> None:
+        """A clean end."""
+        if not self.is_down:
+            self.is_down = True
+            await self.server.__aexit__(None, None, None)
+            await self._handle.close()
+
+    async def kill(self) -> None:
+        """Gone without any clean-up: nothing is flushed, closed or told to anybody."""
+        self.is_down = True
+        self.server._listener.close()  # type: ignore[union-attr]
+        for topic in self.service.topics.values():
+            topic.log.tasks.cancel()
+            topic.tasks.cancel()
+            for cursor in topic.log.cursors.values():
+                cursor.stop()
+        self.service._tasks.cancel()
+        for connection in list(self.server.connections):
+            connection.link.abort()
+        while self.server.connections:
+            await asyncio.sleep(0)
+
+    def topic(self, name: str) -> Topic:
+        """A loaded topic."""
+        return self.service.topics[str(TopicName.parse(name))]
+
+    async def policy(self, key: str, value: Any) -> None:
+        await self.service.namespaces.set_policy(PUBLIC, key, value)
+        await self.service.policies_changed(PUBLIC)
+
+
+class World:
+    """Stores that outlive their brokers."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.ledgers: LedgerStore
+        self.metadata: Any = None
+        self.brokers: list[Broker] = []
+        self.clients: list[RawClient] = []
+
+    async def open(self) -> None:
+        runtime = Runtime(clock=self.clock)
+        self.ledgers = await memory_ledgers.open_store(runtime)
+        self.metadata = await memory_metadata.open_store(runtime)
+
+    async def broker(self, logs: ManagedLedgerConfig | None = None, **settings: Any) -> Broker:
+        """Start a broker; settings of section `[broker]` by name."""
+        config = msgspec.structs.replace(BrokerConfig(port=0), **settings)
+        broker = Broker(self, config, logs or ManagedLedgerConfig())
+        await broker.server.__aenter__()
+        self.brokers.append(broker)
+        return broker
+
+    async def advance(self, seconds: float) -> None:
+        await self.clock.advance(seconds)
+
+    async def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        for broker in self.brokers:
+            await broker.stop()
+        with contextlib.suppress(Exception):
+            await self.metadata.close()
+        await self.ledgers.close()
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    world = World()
+    await world.open()
+    yield world
+    await world.close()
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def broker(world: World) -> Broker:
+    return await world.broker()
+
+
+@pytest.fixture
+async def client(broker: Broker) -> RawClient:
+    return await broker.client()
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], Any]], Any]:
+    """Wait, bounded, until something on the broker's side is so."""
+
+    async def wait(condition: Callable[[], Any]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                await asyncio.sleep(0)
+
+    return wait
