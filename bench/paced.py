@@ -53,8 +53,9 @@ class Wire:
         return found
 
     def wait(self, kind: CommandType) -> None:
-        while kind not in self.frames():
-            pass
+        while kind not in (kinds := self.frames()):
+            if CommandType.ERROR in kinds:
+                raise RuntimeError(f"The broker answered with an error instead of {kind.name}; see its log.")
 
     def connect(self) -> None:
         self.socket.sendall(encode(CommandType.CONNECT, pb.CommandConnect(client_version="bench", protocol_version=20)))

@@ -71,19 +71,18 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-def show(figures: list[Figure]) -> None:
-    """The table of some figures."""
-    group = ""
+def show(figures: list[Figure], group: str = "") -> None:
+    """The table of some figures; `group` is the one whose head has been shown already."""
     for figure in figures:
         if figure.group != group:
             group = figure.group
             print(f"\n{group}")
-            print(f"  {'':<46}{'value':>10} {'unit':<11}{'range':<19}{'target':<16}mark")
-        spread = "" if figure.low is None or figure.high is None else f"{_number(figure.low)} .. {_number(figure.high)}"
+            print(f"  {'':<46}{'value':>10} {'unit':<11}{'range':<19}{'target':<23}mark")
+        spread = "" if figure.low == figure.high else f"{_number(figure.low or 0)} .. {_number(figure.high or 0)}"
         target = "" if figure.target is None else f"<= {_number(figure.target)}"
         if figure.limit is not None:
             target += f" (most {_number(figure.limit)})"
-        line = f"  {figure.name:<46}{_number(figure.value):>10} {figure.unit:<11}{spread:<19}{target:<16}{figure.mark}"
+        line = f"  {figure.name:<46}{_number(figure.value):>10} {figure.unit:<11}{spread:<19}{target:<23}{figure.mark}"
         print(f"{line}  {figure.note}" if figure.note else line)
     sys.stdout.flush()
 

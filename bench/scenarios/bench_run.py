@@ -56,5 +56,5 @@ class Run:
 
     def add(self, figures: list[Figure]) -> None:
         """Keep figures and show them."""
+        show(figures, self.figures[-1].group if self.figures else "")
         self.figures += figures
-        show(figures)

@@ -28,7 +28,7 @@ def shapes(run: Run, topics: int) -> list[Shape]:
 
 
 def backlog_job(run: Run, shape: Shape, broker: Process, mode: str, kind: int, subscriptions: tuple[str, ...]) -> Job:
-    entries = shape.entries(10_000 if run.is_quick else 40_000, BACKLOG_BYTES)
+    entries = shape.entries(20_000 if run.is_quick else 100_000, BACKLOG_BYTES)
     prefix = f"backlog-{shape.topics}-{shape.size}-{shape.batch}"
     return Job(
         mode=mode,

@@ -27,7 +27,7 @@ def shapes(run: Run) -> list[Shape]:
 
 
 def publish_job(run: Run, shape: Shape, port: int, pid: int, prefix: str, *, is_floor: bool = False) -> Job:
-    entries = shape.entries(15_000 if run.is_quick else 60_000, (64 if run.is_quick else 256) << 20)
+    entries = shape.entries(30_000 if run.is_quick else 100_000, (64 if run.is_quick else 256) << 20)
     warm = shape.entries(entries // 5, 1 << 40)
     return Job(
         mode="publish", port=port, pid=pid, shape=shape, prefix=prefix, entries=entries, warm=warm, seconds=4, is_floor=is_floor
@@ -61,7 +61,7 @@ def per_entry(group: str, name: str, result: Result, floor: Result, shape: Shape
         high=high,
         target=targets[0] if shape.is_small else None,
         limit=targets[1] if shape.is_small else None,
-        note=f"{rate}; floor {floor.us:.1f} us, {floor.rate:,.0f}/s; {result.us / floor.us:.1f}x floor",
+        note=f"{rate}; floor {floor.us:.2f} us, {floor.rate:,.0f}/s; {result.us / floor.us:.1f}x floor",
     )
 
 
@@ -88,7 +88,12 @@ def measure_topics(run: Run) -> None:
     middle = {topics: statistics.median(found) for topics, found in costs.items()}
     figures = [
         Figure(
-            group=RATIO_GROUP, name=f"{topics} topics", value=middle[topics], unit="us/entry", low=min(found), high=max(found)
+            group=RATIO_GROUP,
+            name="1 topic" if topics == 1 else f"{topics} topics",
+            value=middle[topics],
+            unit="us/entry",
+            low=min(found),
+            high=max(found),
         )
         for topics, found in costs.items()
     ]

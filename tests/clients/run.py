@@ -30,6 +30,8 @@ HERE = Path(__file__).resolve().parent
 WORK = HERE.parent.parent / ".work" / "clients"
 PROGRAM_SECONDS = 400
 BUILD_SECONDS = 900
+SETTINGS = {"BRAID__BROKER__RETENTION_MINUTES": "-1", "BRAID__BROKER__RETENTION_MB": "-1"}
+"""What was acknowledged stays readable, so that a program can read a topic again from its beginning."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ CLIENTS = [
         tools=("java", "mvn"),
         manifest="pom.xml",
         version=r"<pulsar.version>([\d.]+)<",
-        build=("mvn", "--quiet", "--batch-mode", "package", f"-Dwork={WORK}/java"),
+        build=("mvn", "--quiet", "--batch-mode", "compile", f"-Dwork={WORK}/java"),
         run=("java", "-Xmx512m", "-cp", f"{WORK}/java/classes:{WORK}/java/lib/*", "braid.clients.Main"),
     ),
 ]
@@ -115,7 +117,9 @@ class Broker:
         command = [str(Path(sys.executable).parent / "braid"), "standalone", "--data-dir", str(self._data)]
         command += ["--port", str(self._port), "--http-port", str(self._http_port), "--log-level", "warning"]
         with self.log.open("a") as log:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+            self._process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, **SETTINGS}
+            )
         assert self._process.stdout is not None
         if not self._process.stdout.readline().startswith("ready "):
             raise RuntimeError(f"the broker did not start:\n{self.log.read_text()}")

@@ -469,7 +469,7 @@ def run_loop(kills: int, seed: int, plant: str, folder: Path) -> Result:
         time.sleep(0.5)
         for client in clients:
             client.terminate()
-            client.wait(180)
+            client.wait(90)
         read_back(broker, folder, result)
         for line in broker.errors():
             result.problems.append(f"the broker logged: {line}")

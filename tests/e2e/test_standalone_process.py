@@ -116,7 +116,7 @@ def test_a_second_process_is_refused_at_once(tmp_path: Path) -> None:
     code, err = refused(tmp_path)
     assert time.perf_counter() - start < 5
     assert (code, err.count("\n")) == (1, 1)
-    assert "in use by another process" in err
+    assert f"The data directory {tmp_path} is in use by another process" in err
     assert httpx.get(f"{process.http_url}/admin/v2/brokers/health").text == "ok"
     assert process.end(signal.SIGTERM)[0] == 0
 

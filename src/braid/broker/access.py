@@ -10,7 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from braid.broker.producer import Admission, Producer, ProducerInfo
-from braid.errors import ProducerBusy, ProducerFenced
+from braid.errors import BraidError, ProducerBusy, ProducerFenced
 from braid.wire.types import ProducerAccessMode
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class ProducerAccess:
             self.waiting.append(producer)
             return Admission(is_ready=False)
         if mode is ProducerAccessMode.EXCLUSIVE_WITH_FENCING:
-            await self._fence_others()
+            self._fence_others()
         return Admission(is_ready=True, topic_epoch=await self._take(producer))
 
     def _check_shared(self, info: ProducerInfo) -> None:
@@ -63,14 +63,11 @@ class ProducerAccess:
                 f"the epoch is {current} now: another producer took over."
             )
 
-    async def _fence_others(self) -> None:
+    def _fence_others(self) -> None:
         """Close every producer and every waiter: the newcomer takes the topic over."""
-        waiters, self.waiting = list(self.waiting), deque()
-        for waiter in waiters:
-            self._topic.refuse_waiter(waiter, ProducerFenced(f"Another producer took {self._topic.name} over by fencing."))
+        self.refuse_waiters(ProducerFenced(f"Another producer took {self._topic.name} over by fencing."))
         for producer in list(self._topic.producers.values()):
             self._topic.disconnect_producer(producer)
-        self.owner = None
 
     async def _take(self, producer: Producer) -> int:
         current = self.epoch
@@ -82,14 +79,27 @@ class ProducerAccess:
         self.owner = producer
         return int(epoch or 0)
 
-    async def left(self, producer: Producer) -> Producer | None:
-        """A producer left; if the topic is free now the next waiter gets it."""
-        if producer in self.waiting:
-            self.waiting.remove(producer)
+    def forget(self, producer: Producer) -> None:
+        """A producer is gone, from the queue too."""
         if self.owner is producer:
             self.owner = None
-        if self.owner is None and not self._topic.producers and self.waiting:
+        if producer in self.waiting:
+            self.waiting.remove(producer)
+
+    async def promote(self) -> Producer | None:
+        """If the topic is free, give it to the next waiter. Called under the topic's producer lock."""
+        while self.waiting and self.owner is None and not self._topic.producers:
             promoted = self.waiting.popleft()
-            promoted.admission = Admission(is_ready=True, topic_epoch=await self._take(promoted))
+            epoch = await self._take(promoted)
+            if promoted.is_closed:  # it left while the epoch was written
+                self.forget(promoted)
+                continue
+            promoted.admission = Admission(is_ready=True, topic_epoch=epoch)
             return promoted
         return None
+
+    def refuse_waiters(self, failure: BraidError) -> None:
+        """Nobody will get the topic by waiting any more."""
+        waiters, self.waiting = list(self.waiting), deque()
+        for waiter in waiters:
+            self._topic.refuse_waiter(waiter, failure)

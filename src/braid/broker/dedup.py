@@ -17,6 +17,8 @@ from braid.wire.commands import signed64
 from braid.wire.entries import entry_metadata
 
 CURSOR_NAME = "pulsar.dedup"
+PARTIAL = -2
+"""In place of a highest sequence id: a chunk that is not the last one of its message."""
 REPLAY_ENTRIES = 1000
 REPLAY_BYTES = 8 << 20
 
@@ -36,6 +38,8 @@ class MessageDeduplication:
         self._snapshot_entries = snapshot_entries
         self._max_producers = max_producers
         self._pushed: dict[str, int] = {}
+        self._before = -1
+        """What `check` found pushed before the message it last took for new."""
         self._stored: dict[str, int] = {}
         self._since_snapshot = 0
 
@@ -68,13 +72,25 @@ class MessageDeduplication:
         pushed = self._pushed.get(name, -1)
         if sequence_id <= pushed:
             return Verdict.DUPLICATE if sequence_id <= self._stored.get(name, -1) else Verdict.UNDETERMINED
+        self._before = pushed
         self._pushed[name] = max(highest, sequence_id)
         return Verdict.NEW
 
+    def refused(self, name: str) -> None:
+        """The log did not take the message just found new; earlier ones of the same producer may still be under way."""
+        if self._before < 0:
+            self._pushed.pop(name, None)
+        else:
+            self._pushed[name] = self._before
+
     def stored(self, name: str, sequence_id: int, highest: int, position: Position) -> None:
-        """A message that was new is durable now."""
-        self._remember(name, max(highest, sequence_id))
+        """A message that was new is durable now. A chunk that is not the last one of its message says nothing yet."""
         self._since_snapshot += 1
+        if highest != PARTIAL:
+            stored = max(highest, sequence_id)
+            self._remember(name, stored)
+            if stored > self._pushed.get(name, -1):
+                self._pushed[name] = stored  # sent before deduplication was turned on
         if self._since_snapshot >= self._snapshot_entries:
             self.snapshot(position)
 

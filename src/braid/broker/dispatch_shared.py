@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from braid.broker.subscription import Subscription
 
 
+MAX_CHUNKED_MESSAGES = 10_000
+"""Messages of which only some chunks were sent; the oldest ones are forgotten beyond that (their producers gave up)."""
+
+
 class SharedDispatcher:
     """Every entry goes to one of the consumers that can take it."""
 
@@ -34,7 +38,6 @@ class SharedDispatcher:
         self._chunk_owner: dict[str, Consumer] = {}
         self._turn = 0
         self._generation = 0
-        self._is_reading = False
 
     def add(self, consumer: Consumer) -> None:
         if not self.consumers:
@@ -133,7 +136,7 @@ class SharedDispatcher:
 
     def pump(self) -> None:
         """Send what can be sent now."""
-        if self._is_reading or self._subscription.is_fenced:
+        if self._subscription.is_reading or self._subscription.is_fenced:
             return
         config = self._subscription.config
         while not self._is_blocked and (consumer := self._next_consumer()) is not None:
@@ -145,7 +148,7 @@ class SharedDispatcher:
                 entries = self._subscription.cursor.read_cached(wanted, config.dispatch_batch_bytes)
                 start = None
             if entries is None:
-                self._is_reading = True
+                self._subscription.is_reading = True
                 self._subscription.spawn(self._read(start, wanted, self._generation), "read")
                 return
             if not entries:
@@ -156,6 +159,7 @@ class SharedDispatcher:
                 continue
             if not self._send(consumer, entries, is_replay=start is not None):
                 return
+            consumer.link.flush()  # so that a full socket is noticed before more is put in front of it
 
     def _next_consumer(self) -> Consumer | None:
         """The next available consumer of the best priority, in turn."""
@@ -197,11 +201,11 @@ class SharedDispatcher:
                 run = self._run_length(start, wanted) if start in self.replay else 1
                 entries = await self._subscription.log.read(start, run, config.dispatch_batch_bytes)
         except BraidError as error:
-            self._is_reading = False
             self._subscription.read_failed(error)
             return
-        self._is_reading = False
-        if generation != self._generation:
+        finally:
+            self._subscription.is_reading = False
+        if generation != self._generation or self._subscription.dispatcher is not self:
             self._subscription.cursor.rewind()
         elif start is None:
             if entries:
@@ -212,7 +216,7 @@ class SharedDispatcher:
                 self.replay.discard(start)  # trimmed meanwhile
             if entries:
                 self._send_to_next(entries, is_replay=True)
-        self.pump()
+        self._subscription.pump()
 
     def _send_to_next(self, entries: list[Entry], *, is_replay: bool = False) -> None:
         consumer = None if self._is_blocked else self._next_consumer()
@@ -257,6 +261,8 @@ class SharedDispatcher:
         owner = self._chunk_owner.setdefault(chunk.uuid, consumer)
         if not owner.is_available:
             return None
-        if chunk.chunk_id == chunk.num_chunks - 1:
+        if chunk.chunk_id >= chunk.num_chunks - 1:
             del self._chunk_owner[chunk.uuid]
+        elif len(self._chunk_owner) > MAX_CHUNKED_MESSAGES:
+            del self._chunk_owner[next(iter(self._chunk_owner))]
         return owner

@@ -26,7 +26,6 @@ class SingleActiveDispatcher:
         self.consumers: list[Consumer] = []
         self.active: Consumer | None = None
         self._generation = 0
-        self._is_reading = False
 
     def add(self, consumer: Consumer) -> None:
         self.consumers.append(consumer)
@@ -37,7 +36,8 @@ class SingleActiveDispatcher:
         self.consumers.remove(consumer)
         if consumer is self.active:
             self.active = None
-            self._choose_active()
+        # Of a partition, also one less to choose from may change the choice.
+        self._choose_active()
 
     def _choose_active(self) -> bool:
         """Pick the active consumer; True if it changed."""
@@ -82,20 +82,22 @@ class SingleActiveDispatcher:
     def pump(self) -> None:
         """Send what can be sent now: called on new data, new permits, and when the socket drains."""
         consumer = self.active
-        if consumer is None or self._is_reading or self._subscription.is_fenced:
+        if consumer is None or self._subscription.is_reading or self._subscription.is_fenced:
             return
         cursor = self._subscription.cursor
         config = self._subscription.config
         while consumer.permits > 0 and consumer.link.is_writable:
             entries = cursor.read_cached(min(consumer.permits, config.dispatch_batch_entries), config.dispatch_batch_bytes)
             if entries is None:
-                self._is_reading = True
+                self._subscription.is_reading = True
                 self._subscription.spawn(self._read(self._generation), "read")
                 return
             if not entries:
                 self._subscription.caught_up()
                 return
             self._send(consumer, entries)
+            if consumer.permits > 0:
+                consumer.link.flush()  # so that a full socket is noticed before more is put in front of it
 
     async def _read(self, generation: int) -> None:
         """Fetch the next entries from storage, then go on pumping."""
@@ -109,13 +111,13 @@ class SingleActiveDispatcher:
             self._subscription.read_failed(error)
             return
         finally:
-            self._is_reading = False
-        if generation != self._generation or self.active is None:
+            self._subscription.is_reading = False
+        if generation != self._generation or self.active is None or self._subscription.dispatcher is not self:
             # Somebody rewound meanwhile: what was read belongs to the past.
             self._subscription.cursor.rewind()
         elif entries:
             self._send(self.active, entries)
-        self.pump()
+        self._subscription.pump()
 
     def _send(self, consumer: Consumer, entries: list[Entry]) -> None:
         """Send entries up to the consumer's permits; the rest is read again later."""

@@ -19,6 +19,22 @@ JOIN_BELOW = 4096
 class Link:
     """The output of one client connection."""
 
+    __slots__ = (
+        "_clock",
+        "_flush_queued",
+        "_loop",
+        "_out",
+        "_probes",
+        "_transport",
+        "client_version",
+        "is_open",
+        "is_writable",
+        "peer",
+        "pending_publishes",
+        "protocol_version",
+        "when_drained",
+    )
+
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
         self._loop = loop
         self._clock = clock

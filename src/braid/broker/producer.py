@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from braid.broker.dedup import Verdict
+from braid.broker.dedup import PARTIAL, Verdict
 from braid.broker.link import Link
-from braid.errors import BraidError, ChecksumMismatch, NotAllowed, StorageUnavailable
+from braid.errors import BraidError, ChecksumMismatch, NotAllowed, ProtocolError, StorageUnavailable
 from braid.wire.encode import send_receipt
 from braid.wire.entries import message_count, verify
 from braid.wire.peek import chunk_of, has_checksum, with_checksum
@@ -94,6 +94,8 @@ class Producer:
         """Take one entry. Raises ProtocolError if its metadata cannot be read: the connection is closed then."""
         body = send.entry
         sequence_id = send.sequence_id
+        if not self.admission.is_ready:
+            raise ProtocolError(f"Producer {self.producer_id} sent a message while it waits for exclusive access.")
         if not verify(body):
             self._refuse(send, ChecksumMismatch(f"The checksum of message {sequence_id} does not fit its bytes."))
             return
@@ -103,8 +105,11 @@ class Producer:
             return
         topic = self.topic
         highest = send.highest_sequence_id
-        if topic.dedup is not None and not self._is_new(send, highest):
-            return
+        if topic.dedup is not None:
+            if _is_partial(body):
+                highest = PARTIAL  # only the last chunk is judged and remembered
+            elif not self._is_new(send, highest):
+                return
         if not has_checksum(body):
             body = with_checksum(body)  # Go and Rust clients insist on it when they receive
         self.pushed += 1
@@ -116,12 +121,12 @@ class Producer:
             topic.budget.used -= len(body)
             self.link.pending_publishes -= 1
             self.completed += 1
-            topic.add_refused(self, send, error)
+            topic.add_refused(self, error)
 
     def _is_new(self, send: Send, highest: int) -> bool:
         """Deduplicate: duplicates get a receipt without position, undetermined ones are to be sent again."""
         dedup = self.topic.dedup
-        if dedup is None or (send.is_chunk and not _is_last_chunk(send.entry)):
+        if dedup is None:
             return True
         verdict = dedup.check(self.info.name, send.sequence_id, highest)
         if verdict is Verdict.DUPLICATE:
@@ -169,6 +174,7 @@ def _why_not_allowed(send: Send, messages: int) -> BraidError:
     )
 
 
-def _is_last_chunk(entry: bytes) -> bool:
+def _is_partial(entry: bytes) -> bool:
+    """Whether this is a chunk with more to follow. The metadata decides: not every client marks its SEND."""
     chunk = chunk_of(entry)
-    return chunk is None or chunk.chunk_id == chunk.num_chunks - 1
+    return chunk is not None and chunk.chunk_id < chunk.num_chunks - 1

@@ -123,9 +123,10 @@ class BrokerService:
         except BraidError as error:
             del self._loading[key]
             loading.set_exception(error)
-        except BaseException:
+        except BaseException as error:
+            # A bug or the end of the broker; those who wait need an answer either way.
             del self._loading[key]
-            loading.cancel()
+            loading.set_exception(NotReady(f"The topic {key} could not be loaded ({type(error).__name__}); try again."))
             raise
         else:
             del self._loading[key]

@@ -15,11 +15,12 @@ from braid.broker.consumer import Consumer, ConsumerInfo
 from braid.broker.dispatch_shared import SharedDispatcher
 from braid.broker.dispatch_single import SingleActiveDispatcher
 from braid.broker.link import Link
-from braid.errors import BraidError, ConsumerBusy, MetadataFailure, NotAllowed, NotReady, UnknownFailure
+from braid.errors import BraidError, ConsumerBusy, InvalidArgument, MetadataFailure, NotAllowed, NotReady, UnknownFailure
 from braid.managedledger.cursor import ManagedCursor
 from braid.managedledger.log import ManagedLedger
 from braid.model.ackset import from_words as mask_from_words
 from braid.model.positions import Position
+from braid.runtime.clock import Timer
 from braid.wire.replies import active_consumer_change, close_consumer, reached_end_of_topic
 from braid.wire.types import SubType
 
@@ -51,6 +52,9 @@ class Subscription:
         self.is_kept = False
         """Non-durable and without consumers, but kept for the client that is about to come back after its seek."""
         self.dispatcher: SingleActiveDispatcher | SharedDispatcher = SingleActiveDispatcher(self, is_failover=False)
+        self.is_reading = False
+        """A read from storage is under way. Of the subscription, not the dispatcher: one cursor, one read."""
+        self._expiry: Timer | None = None
         self._reset: asyncio.Future[None] | None = None
         self._admission = asyncio.Lock()
         self.messages_out = 0
@@ -75,7 +79,7 @@ class Subscription:
     async def attach(self, info: ConsumerInfo, link: Link, sub_type: SubType) -> Consumer:
         """Admit a consumer, or say why not."""
         async with self._admission:
-            if self._reset is not None:
+            while self._reset is not None:
                 await asyncio.shield(self._reset)
             if self.consumers and sub_type is not self.sub_type:
                 raise ConsumerBusy(
@@ -89,14 +93,23 @@ class Subscription:
                 )
             if sub_type is SubType.EXCLUSIVE and self.consumers:
                 await self._drop_if_dead(self.consumers[0])
-            if self.topic.is_closing:
-                raise NotReady(f"The topic {self.topic.name} is being closed; look it up again.")
+            self.topic.check_open()
+            if self.topic.subscriptions.get(self.name) is not self:
+                # Deleted meanwhile, or a reader that ended with its last consumer; the next try makes a new one.
+                raise NotReady(f"The subscription {self.name} of {self.topic.name} has just been removed; try again.")
             if not self.consumers and sub_type is not self.sub_type:
                 self._become(sub_type)
             consumer = Consumer(info, link, self, self.topic.clock.now_ms())
             self.is_kept = False
+            self.keep_until(None)
             self.dispatcher.add(consumer)
             return consumer
+
+    def keep_until(self, expiry: Timer | None) -> None:
+        """The timer that ends a kept reader; a new one replaces the old."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = expiry
 
     def _become(self, sub_type: SubType) -> None:
         self.sub_type = sub_type
@@ -151,6 +164,12 @@ class Subscription:
 
     def acknowledge(self, consumer: Consumer | None, positions: list[Position], masks: dict[Position, int]) -> None:
         """Individual acks: whole entries, and batch entries of which `masks` says what is still open."""
+        last = self.log.last_position
+        for position in (*positions, *masks):
+            if position > last:
+                raise InvalidArgument(
+                    f"The position {position} lies beyond the end {last} of {self.topic.name}; acknowledge what was received."
+                )
         done = list(positions)
         for position, mask in masks.items():
             if self.cursor.acknowledge_batch(position, mask):
@@ -190,15 +209,15 @@ class Subscription:
                 if self.is_active(consumer):
                     self.disconnect(consumer)
             await self.cursor.reset(position, ack_set)
-            self.dispatcher.rewind()
-            # `rewind` goes to the first unacknowledged entry, which is the new position.
         finally:
+            # To the first unacknowledged entry, which is the new position, also if the caller went away meanwhile.
+            self.dispatcher.rewind()
             self.is_fenced = False
             self._reset = None
             reset.set_result(None)
             if self.is_kept:
                 self.topic.keep_reader(self)
-        self.pump()
+            self.pump()
 
     def is_active(self, consumer: Consumer) -> bool:
         return isinstance(self.dispatcher, SharedDispatcher) or self.dispatcher.active is consumer

@@ -22,7 +22,6 @@ from braid.errors import (
     LedgerFenced,
     NotReady,
     ProducerBusy,
-    StorageUnavailable,
     SubscriptionNotFound,
     TopicTerminated,
 )
@@ -32,8 +31,7 @@ from braid.model.names import TopicName
 from braid.model.positions import EARLIEST, LATEST, Position
 from braid.runtime.tasks import Tasks
 from braid.wire.encode import send_receipt
-from braid.wire.replies import close_producer, error, producer_success, send_error
-from braid.wire.server import Send
+from braid.wire.replies import close_producer, error, producer_success
 
 if TYPE_CHECKING:
     from braid.broker.config import BrokerConfig
@@ -42,13 +40,43 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RESERVED_SUBSCRIPTIONS = (CURSOR_NAME,)
+RESERVED_SUBSCRIPTIONS = (CURSOR_NAME, "__compaction")
+RESERVED_PREFIX = "pulsar.repl"
 KEPT_READER_SECONDS = 60.0
 """How long a reader's position survives the close that its own seek causes."""
 
 
+def check_subscription_name(name: str) -> None:
+    """Raise what clients are told of a name that no subscription can have."""
+    if not name or name.startswith(RESERVED_PREFIX) or name in RESERVED_SUBSCRIPTIONS:
+        raise ProducerBusy(f"{name!r} cannot be the name of a subscription; choose another.")
+
+
 class Topic:
     """One loaded topic."""
+
+    __slots__ = (
+        "_dedup_lock",
+        "_end_prefixes",
+        "_producer_lock",
+        "_subscription_lock",
+        "access",
+        "budget",
+        "bytes_in",
+        "clock",
+        "config",
+        "created_ms",
+        "dedup",
+        "is_closing",
+        "last_publish_ms",
+        "log",
+        "messages_in",
+        "name",
+        "producers",
+        "service",
+        "subscriptions",
+        "tasks",
+    )
 
     def __init__(self, service: BrokerService, name: TopicName) -> None:
         self.service = service
@@ -64,6 +92,7 @@ class Topic:
         self.subscriptions: dict[str, Subscription] = {}
         self.is_closing = False
         self._producer_lock = asyncio.Lock()
+        self._dedup_lock = asyncio.Lock()
         self._subscription_lock = asyncio.Lock()
         self.messages_in = 0
         self.bytes_in = 0
@@ -81,21 +110,21 @@ class Topic:
 
     async def set_deduplication(self, enabled: bool) -> None:
         """Turn deduplication on or off for this topic; takes effect at once."""
-        if enabled and self.dedup is None:
-            self.dedup = await MessageDeduplication.load(
-                self.log,
-                snapshot_entries=self.config.deduplication_snapshot_entries,
-                max_producers=self.config.deduplication_max_producers,
-            )
-        elif not enabled and CURSOR_NAME in self.log.cursors:
-            self.dedup = None
-            await self.log.delete_cursor(CURSOR_NAME)
+        async with self._dedup_lock:
+            if enabled and self.dedup is None:
+                self.dedup = await MessageDeduplication.load(
+                    self.log,
+                    snapshot_entries=self.config.deduplication_snapshot_entries,
+                    max_producers=self.config.deduplication_max_producers,
+                )
+            elif not enabled and CURSOR_NAME in self.log.cursors:
+                self.dedup = None
+                await self.log.delete_cursor(CURSOR_NAME)
 
     # What the log reports.
 
     def entries_added(self, added: list[tuple[Entry, object]]) -> None:
         """Durable: answer the producers, then wake the subscriptions. Runs once per topic and commit group."""
-        dedup = self.dedup
         producer: Producer | None = None
         receipts: list[bytes] = []
         messages = size = 0
@@ -107,28 +136,40 @@ class Topic:
                     receipts = []
                     messages = size = 0
                 producer = owner
-            receipts.append(
-                send_receipt(owner.producer_id, sequence_id, None if highest < 0 else highest, entry.ledger_id, entry.entry_id)
-            )
+            ledger_id, entry_id = entry.ledger_id, entry.entry_id
+            receipts.append(send_receipt(owner.producer_id, sequence_id, None if highest < 0 else highest, ledger_id, entry_id))
             messages += entry.messages
             size += length
-            if dedup is not None:
-                dedup.stored(owner.info.name, sequence_id, highest, Position(entry.ledger_id, entry.entry_id))
+            if self.dedup is not None:
+                self.dedup.stored(owner.info.name, sequence_id, highest, Position(ledger_id, entry_id))
         if producer is not None:
             self._answer(producer, receipts, messages, size)
             self.last_publish_ms = added[-1][0].append_ms
-        for subscription in self.subscriptions.values():
-            subscription.dispatcher.pump()
+        if self.subscriptions:
+            for subscription in self.subscriptions.values():
+                subscription.dispatcher.pump()
 
     def _answer(self, producer: Producer, receipts: list[bytes], messages: int, size: int) -> None:
         """Send a run of receipts to one producer, settle its counts and give the room of its publishes back."""
-        link = producer.link
-        link.extend(receipts)
+        count = len(receipts)
+        if producer.deferred:
+            receipts = self._in_order(producer, receipts)
+        producer.link.extend(receipts)
         producer.messages_in += messages
         producer.bytes_in += size
         self.messages_in += messages
         self.bytes_in += size
-        self._settle(producer, len(receipts), size)
+        self._settle(producer, count, size)
+
+    @staticmethod
+    def _in_order(producer: Producer, receipts: list[bytes]) -> list[bytes]:
+        """Receipts with the refusals and duplicates between them, each where it was published (trap 10)."""
+        frames: list[bytes] = []
+        for number, receipt in enumerate(receipts, producer.completed + 1):
+            frames.append(receipt)
+            while producer.deferred and producer.deferred[0][0] <= number:
+                frames.append(producer.deferred.popleft()[1])
+        return frames
 
     def _settle(self, producer: Producer, count: int, size: int) -> None:
         """Publishes of a producer were answered, well or badly."""
@@ -145,29 +186,34 @@ class Topic:
             link.when_drained()
 
     def log_failed(self, cause: BraidError, contexts: list[object]) -> None:
-        """Not stored: tell the producers; a fenced log ends this topic object."""
+        """Not stored: close the producers concerned; a fenced log ends this topic object.
+
+        Closing, rather than a SEND_ERROR per message, because what the client has sent after the failed messages must not be
+        stored before they are: it is dropped now, and the client comes back and sends everything again in order. It also costs
+        the client one producer instead of its whole connection (trap 5).
+        """
         log.warning("storing %d entries of %s failed: %s", len(contexts), self.name, cause)
-        failure = StorageUnavailable(cause.message)
-        for producer, sequence_id, highest, length in cast(list[PublishContext], contexts):
-            producer.link.write(send_error(producer.producer_id, max(sequence_id, highest), failure.code, failure.message))
+        failed: dict[Producer, None] = {}
+        for producer, _sequence_id, _highest, length in cast(list[PublishContext], contexts):
+            failed[producer] = None
             self._settle(producer, 1, length)
+        for producer in failed:
             if self.dedup is not None:
                 self.dedup.failed(producer.info.name)
+            self.disconnect_producer(producer)
         if isinstance(cause, LedgerFenced | Closed):
             self.service.topic_lost(self)
 
-    def add_refused(self, producer: Producer, send: Send, failure: BraidError) -> None:
-        """The log did not take an entry. A terminated topic closes the producer: its client learns why when it comes back."""
+    def add_refused(self, producer: Producer, failure: BraidError) -> None:
+        """The log did not take an entry: close the producer, for the reasons of `log_failed`; its client learns more when it
+        comes back."""
+        if not isinstance(failure, TopicTerminated):
+            log.warning("an entry of %s was not taken: %s", self.name, failure)
         if self.dedup is not None:
-            self.dedup.failed(producer.info.name)
-        if isinstance(failure, TopicTerminated):
-            self.disconnect_producer(producer)
-            return
+            self.dedup.refused(producer.info.name)
+        self.disconnect_producer(producer)
         if isinstance(failure, LedgerFenced | Closed):
             self.service.topic_lost(self)
-            return
-        sequence_id = max(send.sequence_id, send.highest_sequence_id)
-        producer.reply_in_order(send_error(producer.producer_id, sequence_id, failure.code, failure.message))
 
     # Producers.
 
@@ -181,6 +227,9 @@ class Topic:
             self.check_open()
             producer = Producer(info, link, self, self.clock.now_ms())
             producer.admission = await self.access.admit(producer)
+            if self.is_closing:
+                self.access.forget(producer)
+                self.check_open()
             if producer.admission.is_ready:
                 self.producers[info.name] = producer
             return producer
@@ -207,21 +256,22 @@ class Topic:
         if producer.is_closed:
             return
         self._forget(producer)
-        if self.access.owner is producer or self.access.waiting:
-            self.tasks.spawn(self._promote(producer), "promote-producer")
 
     def _forget(self, producer: Producer) -> None:
+        """The name and the exclusive access of this producer are free again."""
         producer.is_closed = True
         if self.producers.get(producer.info.name) is producer:
             del self.producers[producer.info.name]
+        self.access.forget(producer)
+        if self.access.waiting and not self.is_closing:
+            self.tasks.spawn(self._promote(), "promote-producer")
 
-    async def _promote(self, left: Producer) -> None:
+    async def _promote(self) -> None:
         async with self._producer_lock:
-            promoted = await self.access.left(left)
-            if promoted is None:
-                return
-            self.producers[promoted.info.name] = promoted
-            promoted.link.write(self.success_frame(promoted))
+            promoted = None if self.is_closing else await self.access.promote()
+            if promoted is not None:
+                self.producers[promoted.info.name] = promoted
+                promoted.link.write(self.success_frame(promoted))
 
     def success_frame(self, producer: Producer) -> bytes:
         """PRODUCER_SUCCESS: sent once, or twice to a producer that had to wait for exclusive access."""
@@ -246,8 +296,6 @@ class Topic:
         if producer.is_closed:
             return
         self._forget(producer)
-        if self.access.owner is producer:
-            self.access.owner = None
         if producer.on_closed is not None:
             producer.on_closed(producer)
         if producer.link.protocol_version >= 5:
@@ -310,7 +358,7 @@ class Topic:
             if subscription.is_kept and not subscription.consumers:
                 self.drop_non_durable(subscription)
 
-        self.clock.call_later(KEPT_READER_SECONDS, expire)
+        subscription.keep_until(self.clock.call_later(KEPT_READER_SECONDS, expire))
 
     async def delete_subscription(self, name: str) -> None:
         """Remove a subscription and its cursor."""
@@ -338,6 +386,7 @@ class Topic:
     async def terminate(self) -> Position:
         """Take no more messages, durably; producers learn it when they come back (the friendly path of 4.5)."""
         position = await self.log.terminate()
+        self.access.refuse_waiters(TopicTerminated(f"The topic {self.name} was terminated and takes no more messages."))
         for producer in list(self.producers.values()):
             self.disconnect_producer(producer)
         for subscription in list(self.subscriptions.values()):
@@ -349,9 +398,7 @@ class Topic:
         self.is_closing = True
         for producer in list(self.producers.values()):
             self.disconnect_producer(producer)
-        for waiter in self.access.waiting:
-            self.refuse_waiter(waiter, NotReady(f"The topic {self.name} is being closed; look it up again."))
-        self.access.waiting.clear()
+        self.access.refuse_waiters(NotReady(f"The topic {self.name} is being closed; look it up again."))
         for subscription in list(self.subscriptions.values()):
             subscription.close_consumers()
 

@@ -37,6 +37,16 @@ Initial = Literal["earliest", "latest"] | Position
 class ManagedLedger(LogAppender):
     """A loaded log. Made by `ManagedLedgerFactory.open`."""
 
+    __slots__ = (
+        "_is_loaded",
+        "_lifecycle",
+        "_trimming",
+        "cursors",
+        "metadata",
+        "retention_mb",
+        "retention_minutes",
+    )
+
     def __init__(
         self,
         name: str,

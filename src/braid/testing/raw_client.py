@@ -70,9 +70,7 @@ def position_of(message_id: MessageIdData) -> Position:
 
 
 def id_of(position: Position, ack_set: Iterable[int] = ()) -> MessageIdData:
-    return MessageIdData(
-        ledgerId=unsigned64(position.ledger_id), entryId=unsigned64(position.entry_id), ack_set=list(ack_set)
-    )
+    return MessageIdData(ledgerId=unsigned64(position.ledger_id), entryId=unsigned64(position.entry_id), ack_set=list(ack_set))
 
 
 def is_reply_to(request_id: int) -> Callable[[Event], bool]:
@@ -113,7 +111,7 @@ class RawClient(asyncio.Protocol):
         """Open a connection to `pulsar://host:port` and, unless told otherwise, shake hands."""
         address = urlsplit(url)
         _, client = await asyncio.get_running_loop().create_connection(
-            lambda: cls(answers_pings=answers_pings), address.hostname, address.port
+            lambda: cls(answers_pings=answers_pings), address.hostname or "localhost", address.port or 6650
         )
         if handshake:
             client.send(hello(client_version, protocol_version))

@@ -14,7 +14,7 @@ from braid.broker.config import BrokerConfig
 from braid.broker.server import BrokerServer
 from braid.broker.service import BrokerService
 from braid.broker.topic import Topic
-from braid.ledger.api import LedgerStore
+from braid.errors import LedgerStoreReadOnly
 from braid.ledger.backends import memory as memory_ledgers
 from braid.managedledger.api import SingleStore
 from braid.managedledger.cache import EntryCache
@@ -28,6 +28,39 @@ from braid.testing.clock import ManualClock
 from braid.testing.raw_client import RawClient
 
 PUBLIC = NamespaceName.parse("public/default")
+
+
+class FlakyLedgers(memory_ledgers.MemoryLedgerStore):
+    """The memory store, whose disk a test can stop, and fill."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self.is_held = False
+
+    def _confirm(self) -> None:
+        if not self.is_held:
+            super()._confirm()
+
+    def hold(self) -> None:
+        """Nothing becomes durable from now on."""
+        self.is_held = True
+
+    def release(self) -> None:
+        self.is_held = False
+        self._confirm()
+
+    def fill(self) -> None:
+        """Out of space: what is not durable yet is not stored, its writers take no more. Ends a hold."""
+        self.is_held = False
+        touched, self._touched = self._touched, {}
+        for writer in touched:
+            ledger = writer._ledger
+            del ledger.entries[ledger.last + 1 :]
+            writer.last_pushed = ledger.last
+            writer._refusal = LedgerStoreReadOnly("The disk is full.")
+            if writer._listener is not None:
+                writer._listener.ledger_failed(writer._refusal)
+        self._confirm()
 
 
 class Broker:
@@ -72,7 +105,7 @@ class Broker:
         self.service._tasks.cancel()
         for connection in list(self.server.connections):
             connection.link.abort()
-        while self.server.connections:
+        while self.server.connections:  # noqa: ASYNC110 - the loop's own work, no event tells
             await asyncio.sleep(0)
 
     def topic(self, name: str) -> Topic:
@@ -89,14 +122,14 @@ class World:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.ledgers: LedgerStore
+        self.ledgers: FlakyLedgers
         self.metadata: Any = None
         self.brokers: list[Broker] = []
         self.clients: list[RawClient] = []
 
     async def open(self) -> None:
         runtime = Runtime(clock=self.clock)
-        self.ledgers = await memory_ledgers.open_store(runtime)
+        self.ledgers = FlakyLedgers(runtime)
         self.metadata = await memory_metadata.open_store(runtime)
 
     async def broker(self, logs: ManagedLedgerConfig | None = None, **settings: Any) -> Broker:
@@ -146,7 +179,7 @@ def until() -> Callable[[Callable[[], Any]], Any]:
 
     async def wait(condition: Callable[[], Any]) -> None:
         async with asyncio.timeout(10):
-            while not condition():
+            while not condition():  # noqa: ASYNC110 - any condition
                 await asyncio.sleep(0)
 
     return wait

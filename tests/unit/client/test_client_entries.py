@@ -11,8 +11,10 @@ import pytest
 
 import braid
 from braid.client import Client, ClientConfig
+from braid.errors import ConnectionLost
 from braid.runtime.env import Runtime
 from braid.runtime.network import Listener
+from braid.testing.clock import ManualClock
 from braid.wire import messages as pb
 from braid.wire import replies
 from braid.wire.chunks import mark_chunk
@@ -187,3 +189,17 @@ async def test_a_consumer_closed_right_after_it_was_let_in_subscribes_again(clie
     finally:
         Script._answer = original  # type: ignore[method-assign]
     assert [command.type for command in scripted.seen].count(CommandType.SUBSCRIBE) == 2
+
+
+async def test_a_link_on_which_nothing_comes_back_is_dropped(scripted: ScriptedBroker) -> None:
+    """The script answers no PING."""
+    clock = ManualClock()
+    async with braid.connect(scripted.url, runtime=Runtime(clock=clock)) as client:
+        connection = await client.locate("persistent://public/default/t")
+        await clock.advance(30)
+        assert connection.is_open
+        await clock.advance(30)
+        assert not connection.is_open
+        with pytest.raises(ConnectionLost):
+            await connection.request(lambda number: b"")
+        assert await client.locate("persistent://public/default/t") is not connection

@@ -357,14 +357,14 @@ async def test_names_with_any_characters(world: Any, kit: Any) -> None:
 async def test_rewind_during_a_read_wins(world: Any, kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     log, cursor, positions = await filled(world, kit)
     gate = asyncio.Event()
-    read = log.read
+    read = type(log).read
 
-    async def slow(*bounds: Any) -> Any:
-        found = await read(*bounds)
+    async def slow(*arguments: Any) -> Any:
+        found = await read(*arguments)
         await gate.wait()
         return found
 
-    monkeypatch.setattr(log, "read", slow)
+    monkeypatch.setattr(type(log), "read", slow)
     cursor.read_position = positions[8]
     reading = asyncio.get_running_loop().create_task(cursor.read(100, 1 << 20))
     await asyncio.sleep(0)

@@ -406,7 +406,7 @@ def test_other_bad_values(http: httpx.Client) -> None:
 def test_a_body_beyond_the_bound(http: httpx.Client) -> None:
     response = http.put("/namespaces/public/too-much", content=b'{"a": "' + b"x" * (2 << 20) + b'"}')
     assert response.status_code == 413
-    assert reason(response)
+    assert reason(response) == "The body is larger than 1048576 bytes."
 
 
 def test_unknown_paths_and_methods(http: httpx.Client, broker: BackgroundBroker) -> None:

@@ -19,8 +19,6 @@ SYNC_COMMANDS: Final[dict[int, Callable[[Any, Any], None]]] = {
     CommandType.FLOW: consume.flow,
     CommandType.ACK: consume.acknowledge,
     CommandType.REDELIVER_UNACKNOWLEDGED_MESSAGES: consume.redeliver,
-    CommandType.CLOSE_PRODUCER: publish.close,
-    CommandType.CLOSE_CONSUMER: consume.close,
     CommandType.CONSUMER_STATS: consume.stats,
     **unsupported.SYNC,
 }
@@ -31,6 +29,9 @@ ASYNC_COMMANDS: Final[dict[int, Handler]] = {
     CommandType.GET_TOPICS_OF_NAMESPACE: Handler(lookup.topics_of_namespace),
     CommandType.PRODUCER: Handler(publish.create),
     CommandType.SUBSCRIBE: Handler(consume.subscribe),
+    # Not synchronous, so that a close finds the creation that was asked for just before it.
+    CommandType.CLOSE_PRODUCER: Handler(publish.close),
+    CommandType.CLOSE_CONSUMER: Handler(consume.close),
     CommandType.UNSUBSCRIBE: Handler(consume.unsubscribe),
     CommandType.SEEK: Handler(consume.seek),
     CommandType.GET_LAST_MESSAGE_ID: Handler(consume.last_message_id),

@@ -9,6 +9,7 @@ from braid.broker.commands import schema
 from braid.broker.consumer import Consumer, ConsumerInfo
 from braid.broker.service import check_served
 from braid.broker.subscription import TYPE_LABELS, Subscription
+from braid.broker.topic import check_subscription_name
 from braid.errors import (
     BraidError,
     ConsumerNotFound,
@@ -16,7 +17,6 @@ from braid.errors import (
     NotAllowed,
     NotReady,
     Overloaded,
-    ProducerBusy,
     ProtocolError,
 )
 from braid.model.ackset import from_words as mask_from_words
@@ -29,9 +29,6 @@ from braid.wire.types import AckType, CommandType, InitialPosition, SubType
 
 if TYPE_CHECKING:
     from braid.broker.connection import BrokerConnection
-
-RESERVED_PREFIX = "pulsar.repl"
-RESERVED_NAMES = frozenset({"pulsar.dedup", "__compaction"})
 
 
 def position_of(message_id: messages.MessageIdData) -> Position:
@@ -54,17 +51,16 @@ async def subscribe(connection: BrokerConnection, body: messages.CommandSubscrib
         return
     if len(connection.producers) + len(connection.consumers) >= connection.config.max_handles_per_connection:
         raise Overloaded("This connection has too many producers and consumers; close some or open another connection.")
-    connection.creating.add(slot)
+    connection.creating[slot] = False
     try:
         await _subscribe(connection, body, name)
     finally:
-        connection.creating.discard(slot)
+        del connection.creating[slot]
 
 
 def _check_supported(name: TopicName, body: messages.CommandSubscribe) -> None:
     check_served(name)
-    if not body.subscription or body.subscription.startswith(RESERVED_PREFIX) or body.subscription in RESERVED_NAMES:
-        raise ProducerBusy(f"{body.subscription!r} cannot be the name of a subscription; choose another.")
+    check_subscription_name(body.subscription)
     if body.read_compacted:
         raise NotAllowed("This broker has no compaction yet; subscribe without read_compacted.")
 
@@ -92,10 +88,13 @@ async def _subscribe(connection: BrokerConnection, body: messages.CommandSubscri
         name=body.consumer_name,
         priority=body.priority_level,
         metadata={pair.key: pair.value for pair in body.metadata},
-        epoch=signed64(body.consumer_epoch) if body.HasField("consumer_epoch") else None,
+        epoch=_epoch(body),
         partition=name.partition_index,
     )
     consumer = await subscription.attach(info, connection.link, SubType(body.subType))
+    if connection.creating["consumer", body.consumer_id]:
+        subscription.detach(consumer)
+        raise NotReady(f"Consumer {body.consumer_id} was closed while it was being created.")
     connection.add_consumer(consumer)
     connection.link.write(replies.success(body.request_id))
 
@@ -169,15 +168,23 @@ async def _answer_when_durable(connection: BrokerConnection, body: messages.Comm
 def redeliver(connection: BrokerConnection, body: messages.CommandRedeliverUnacknowledgedMessages) -> None:
     consumer = connection.consumers.get(body.consumer_id)
     if consumer is not None:
-        epoch = signed64(body.consumer_epoch) if body.HasField("consumer_epoch") else None
-        consumer.subscription.redeliver(consumer, [position_of(each) for each in body.message_ids], epoch)
+        consumer.subscription.redeliver(consumer, [position_of(each) for each in body.message_ids], _epoch(body))
 
 
-def close(connection: BrokerConnection, body: messages.CommandCloseConsumer) -> None:
+def _epoch(body: messages.CommandSubscribe | messages.CommandRedeliverUnacknowledgedMessages) -> int | None:
+    """The consumer epoch a command states; -1 means none."""
+    epoch = signed64(body.consumer_epoch) if body.HasField("consumer_epoch") else -1
+    return epoch if epoch >= 0 else None
+
+
+async def close(connection: BrokerConnection, body: messages.CommandCloseConsumer) -> None:
     """Unknown ids succeed (idempotent)."""
     consumer = connection.consumers.pop(body.consumer_id, None)
+    slot = ("consumer", body.consumer_id)
     if consumer is not None:
         consumer.subscription.detach(consumer)
+    elif slot in connection.creating:
+        connection.creating[slot] = True
     connection.link.write(replies.success(body.request_id))
 
 
@@ -216,7 +223,7 @@ async def last_message_id(connection: BrokerConnection, body: messages.CommandGe
     """The last entry, with the index of its last message inside a batch, and how far the subscription is acknowledged."""
     consumer = _consumer(connection, body.consumer_id)
     log = consumer.subscription.log
-    last = log.last_position
+    last = log.last_position if log.total_entries else EARLIEST
     batch_index = -1
     if last.ledger_id >= 0:
         entries = await log.read(last, 1, 1)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from braid.broker.commands import schema
 from braid.broker.producer import ProducerInfo
 from braid.broker.service import check_served
+from braid.broker.topic import check_subscription_name
 from braid.errors import NotAllowed, NotReady, Overloaded
 from braid.model.names import TopicName
 from braid.model.positions import EARLIEST
@@ -26,15 +29,16 @@ async def create(connection: BrokerConnection, body: messages.CommandProducer) -
     if slot in connection.creating:
         raise NotReady(f"Producer {body.producer_id} is being created already.")
     if existing is not None and not existing.is_closed and body.epoch <= existing.info.epoch:
+        existing.info = msgspec.structs.replace(existing.info, request_id=body.request_id)
         connection.link.write(existing.topic.success_frame(existing))
         return
     if len(connection.producers) + len(connection.consumers) >= connection.config.max_handles_per_connection:
         raise Overloaded("This connection has too many producers and consumers; close some or open another connection.")
-    connection.creating.add(slot)
+    connection.creating[slot] = False
     try:
         await _create(connection, body, name)
     finally:
-        connection.creating.discard(slot)
+        del connection.creating[slot]
 
 
 async def _create(connection: BrokerConnection, body: messages.CommandProducer, name: TopicName) -> None:
@@ -44,6 +48,7 @@ async def _create(connection: BrokerConnection, body: messages.CommandProducer, 
     if body.HasField("schema"):
         version = await schema.register(service, name, body.schema)
     if body.initial_subscription_name:
+        check_subscription_name(body.initial_subscription_name)
         policies = await service.namespaces.policies(name.namespace)
         if not policies.auto_subscription_creation and body.initial_subscription_name not in topic.subscriptions:
             raise NotAllowed(
@@ -62,15 +67,21 @@ async def _create(connection: BrokerConnection, body: messages.CommandProducer, 
         schema_version=version,
     )
     producer = await topic.add_producer(info, connection.link)
+    if connection.creating["producer", body.producer_id]:
+        topic.remove_producer(producer)
+        raise NotReady(f"Producer {body.producer_id} was closed while it was being created.")
     connection.add_producer(producer)
     connection.link.write(topic.success_frame(producer))
 
 
-def close(connection: BrokerConnection, body: messages.CommandCloseProducer) -> None:
+async def close(connection: BrokerConnection, body: messages.CommandCloseProducer) -> None:
     """Answer once every publish of the producer is answered; unknown ids succeed (idempotent)."""
     producer = connection.producers.pop(body.producer_id, None)
     frame = replies.success(body.request_id)
     if producer is None:
+        slot = ("producer", body.producer_id)
+        if slot in connection.creating:
+            connection.creating[slot] = True
         connection.link.write(frame)
         return
 
