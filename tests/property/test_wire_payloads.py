@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,7 +82,11 @@ def test_ack_sets(mask: int) -> None:
     assert not words or words[-1] != 0
 
 
-LOCAL = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1, max_size=20).filter(lambda name: name.strip() != "")
+LOCAL = (
+    st.text(st.characters(blacklist_categories=["Cc", "Cf", "Cs", "Zl", "Zp"]), min_size=1, max_size=20)
+    .map(lambda name: unicodedata.normalize("NFC", name))
+    .filter(lambda name: name.strip() != "")
+)
 
 
 @many

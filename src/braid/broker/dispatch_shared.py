@@ -162,16 +162,13 @@ class SharedDispatcher:
             consumer.link.flush()  # so that a full socket is noticed before more is put in front of it
 
     def _next_consumer(self) -> Consumer | None:
-        """The next available consumer of the best priority, in turn."""
+        """The next available consumer of the best priority, in turn; its turn is over once it was sent something."""
         best: int | None = None
         for step in range(len(self.consumers)):
             consumer = self.consumers[(self._turn + step) % len(self.consumers)]
             if consumer.is_available and (best is None or consumer.info.priority < self.consumers[best].info.priority):
                 best = (self._turn + step) % len(self.consumers)
-        if best is None:
-            return None
-        self._turn = best + 1
-        return self.consumers[best]
+        return None if best is None else self.consumers[best]
 
     def _replay_cached(self, wanted: int) -> list[Entry] | None:
         first = self.replay[0]
@@ -233,6 +230,7 @@ class SharedDispatcher:
         """Send entries to `consumer` up to its permits; False if dispatch must wait (a chunk's owner is not available)."""
         cursor = self._subscription.cursor
         config = self._subscription.config
+        self._turn = self.consumers.index(consumer) + 1
         for number, entry in enumerate(entries):
             position = Position(entry.ledger_id, entry.entry_id)
             target = self._chunk_target(entry, consumer)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from braid.broker.budget import PublishBudget
 from braid.broker.config import BrokerConfig
-from braid.broker.namespaces import Namespaces, Policies
+from braid.broker.namespaces import Namespaces
 from braid.broker.topic import Topic
 from braid.errors import (
     AlreadyExists,
@@ -26,7 +26,6 @@ from braid.errors import (
     TopicNotFound,
 )
 from braid.managedledger.factory import ManagedLedgerFactory
-from braid.managedledger.log import ManagedLedger
 from braid.managedledger.schemas import SchemaStorage
 from braid.metadata.api import MetadataStore
 from braid.model.names import Domain, NamespaceName, TopicName
@@ -139,20 +138,20 @@ class BrokerService:
         if not is_known and not (create and await self._may_create(name)):
             raise TopicNotFound(f"The topic {name} does not exist; create it, or allow auto-creation in its namespace.")
         topic = Topic(self, name)
-        managed = await self.logs.open(name.managed_ledger_name, topic, create=True)
+        retention = policies.retention
+        managed = await self.logs.open(
+            name.managed_ledger_name,
+            topic,
+            create=True,
+            retention_minutes=retention.retention_time_in_minutes,
+            retention_mb=retention.retention_size_in_mb,
+        )
         try:
-            self._apply_retention(managed, policies)
             await topic.opened(managed, deduplicate=policies.deduplication)
         except BaseException:
             await managed.close()
             raise
         return topic
-
-    @staticmethod
-    def _apply_retention(managed: ManagedLedger, policies: Policies) -> None:
-        retention = policies.retention
-        managed.retention_minutes = retention.retention_time_in_minutes
-        managed.retention_mb = retention.retention_size_in_mb
 
     async def _may_create(self, name: TopicName) -> bool:
         """Whether a client's first use may create this topic (protocol sheet 6.5)."""
@@ -293,7 +292,8 @@ class BrokerService:
         policies = await self.namespaces.policies(namespace)
         for topic in list(self.topics.values()):
             if topic.name.namespace == namespace and not topic.is_closing:
-                self._apply_retention(topic.log, policies)
+                topic.log.retention_minutes = policies.retention.retention_time_in_minutes
+                topic.log.retention_mb = policies.retention.retention_size_in_mb
                 await topic.set_deduplication(policies.deduplication)
 
     async def _trim_loop(self) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from braid.client.attachment import Attachment
 from braid.client.connection import Connection
 from braid.client.messages import MessageId, messages_of
-from braid.errors import BraidError, DeadlineExceeded, NotAllowed, ProtocolError, TooLarge, TransportError
+from braid.errors import BraidError, Closed, DeadlineExceeded, NotAllowed, ProtocolError, TooLarge, TransportError
 from braid.model.ackset import acknowledged_up_to, full, to_words
 from braid.model.positions import Position
 from braid.wire import messages as pb

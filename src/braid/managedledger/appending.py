@@ -251,8 +251,8 @@ class LogAppender:
         raise StorageUnavailable(f"The log {self.name} cannot be written at the moment: {error}") from error
 
     def _roll(self, tail: Tail, now: int) -> None:
-        """Leave a full ledger; adds wait until the next one is there."""
-        if now - tail.created_ms >= self.config.min_ledger_age_ms:
+        """Leave a full ledger; adds wait until the next one is there. A young one may hold more entries, not more bytes."""
+        if now - tail.created_ms >= self.config.min_ledger_age_ms or tail.writer.length >= self._roll_bytes:
             self._leave(tail)
             self._start()
 

@@ -23,8 +23,8 @@ class ManagedLedgerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         240 * 60_000
     )
     min_ledger_age_ms: Annotated[
-        int, setting("Age before which a ledger is never left, full or not", ge=0, le=366 * 86_400_000)
-    ] = 0
+        int, setting("Age before which a ledger is not left because of its number of entries", ge=0, le=366 * 86_400_000)
+    ] = 10 * 60_000
     max_queued_entries: Annotated[
         int, setting("Adds of one log that wait while it changes ledgers; more are refused", ge=1, le=10_000_000)
     ] = 100_000
@@ -32,14 +32,6 @@ class ManagedLedgerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         int, setting("Bytes of adds of one log that wait while it changes ledgers; more are refused", ge=1, le=1 << 40)
     ] = 256 << 20
     max_open_readers: Annotated[int, setting("Ledgers one log keeps open for reading", ge=1, le=10_000)] = 4
-    retention_minutes: Annotated[
-        int,
-        setting("Keep acknowledged entries this long; 0 = not, -1 = for ever", ge=-1, alias="defaultRetentionTimeInMinutes"),
-    ] = 0
-    retention_mb: Annotated[
-        int,
-        setting("Keep acknowledged entries up to this size; 0 = none, -1 = no limit", ge=-1, alias="defaultRetentionSizeInMB"),
-    ] = 0
     cursor_flush_ms: Annotated[
         int, setting("Longest time an acknowledgment without a receipt stays in memory only", ge=1, le=3_600_000)
     ] = 1000

@@ -49,9 +49,17 @@ class ManagedLedgerFactory:
         self._cache = cache
 
     async def open(
-        self, name: str, listener: LogListener, *, create: bool, properties: Mapping[str, str] | None = None
+        self,
+        name: str,
+        listener: LogListener,
+        *,
+        create: bool,
+        properties: Mapping[str, str] | None = None,
+        retention_minutes: int = 0,
+        retention_mb: int = 0,
     ) -> ManagedLedger:
-        """Take over the log `name` and load it. `properties` are those of a log created by this call.
+        """Take over the log `name` and load it. `properties` are those of a log created by this call; the retention (-1 = no
+        limit) holds from the start, so that nothing is trimmed that its namespace wants kept.
 
         Raises TopicNotFound if there is none and `create` is off, NotReady if others take it over all the time.
         """
@@ -66,6 +74,8 @@ class ManagedLedgerFactory:
             config=self._config,
             cache=self._cache,
             listener=listener,
+            retention_minutes=retention_minutes,
+            retention_mb=retention_mb,
         )
         await self._load_cursors(opened, record.key)
         opened.loaded()

@@ -58,13 +58,15 @@ class ManagedLedger(LogAppender):
         config: ManagedLedgerConfig,
         cache: EntryCache,
         listener: LogListener,
+        retention_minutes: int = 0,
+        retention_mb: int = 0,
     ) -> None:
         super().__init__(name, record, runtime=runtime, resolver=resolver, config=config, cache=cache.log(), listener=listener)
         self.metadata = metadata
         self.cursors: dict[str, ManagedCursor] = {}
         """By name, durable or not. Changed by this object only."""
-        self.retention_minutes = config.retention_minutes
-        self.retention_mb = config.retention_mb
+        self.retention_minutes = retention_minutes
+        self.retention_mb = retention_mb
         self._lifecycle = asyncio.Lock()
         self._trimming: asyncio.Task[int] | None = None
         self._is_loaded = False

@@ -46,6 +46,8 @@ class Engine:
         self, runtime: Runtime, storage: Storage, tables: Tables, *, store_id: str, counter: int, session_timeout: float
     ) -> None:
         self.store_id = store_id
+        self.loaded_counter = counter
+        """Commit counter found at open, before anything was written."""
         self.on_commit: Callable[[int], None] | None = None
         """Called on the loop with the commit counter when a group is durable, before its writers are answered."""
         self.on_failure: Callable[[BaseException], None] | None = None
@@ -78,7 +80,7 @@ class Engine:
         """Load the journal, drop what earlier sessions left behind, and serve."""
         journal, worker = storage.journal, storage.worker
 
-        def load() -> tuple[Tables, str, int]:
+        def load() -> tuple[Tables, str, int, int]:
             image = journal.load()
             tables = Tables(image.rows)
             counter = image.counter
@@ -88,16 +90,18 @@ class Engine:
                 journal.commit(leftovers, counter)
                 for key, _ in leftovers:
                     tables.apply(key, None)
-            return tables, image.store_id, counter
+            return tables, image.store_id, counter, image.counter
 
         try:
-            tables, store_id, counter = await worker.run(load)
+            tables, store_id, counter, loaded = await worker.run(load)
         except BaseException:
             if storage.close_job is not None:
                 await worker.run(storage.close_job)
             await worker.close()
             raise
-        return cls(runtime, storage, tables, store_id=store_id, counter=counter, session_timeout=session_timeout)
+        engine = cls(runtime, storage, tables, store_id=store_id, counter=counter, session_timeout=session_timeout)
+        engine.loaded_counter = loaded
+        return engine
 
     @property
     def commit_counter(self) -> int:

@@ -8,6 +8,7 @@ identity. Pure; parsed names are cached.
 from __future__ import annotations
 
 import re
+import unicodedata
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final
@@ -24,6 +25,8 @@ _MAX_SEGMENT_ID: Final = (1 << 63) - 1
 _CACHED: Final = 20_000
 _PART = re.compile(r"[-=:.\w]+", re.ASCII)
 _PARTITION = re.compile(r"(?P<base>.+)-partition-(?P<index>0|[1-9][0-9]{0,9})", re.DOTALL)
+_INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Unicode categories: control, format, surrogate, line and paragraph separators."""
 _DESCRIPTOR = re.compile(r"([0-9a-fA-F]{1,8})-([0-9a-fA-F]{1,8})-([0-9]{1,19})")
 
 
@@ -247,10 +250,7 @@ def _build(domain: Domain, tenant: str, namespace: str, local: str) -> TopicName
     _check_namespace(shown, tenant, namespace)
     if not local.strip():
         raise InvalidTopicName(f"Topic name {_shown(shown)} lacks its last part, the topic's own name.")
-    try:
-        local.encode()
-    except UnicodeEncodeError:
-        raise InvalidTopicName(f"Topic name {_shown(shown)} holds characters that UTF-8 cannot express.") from None
+    _check_characters(shown, local)
     if domain is Domain.SEGMENT:
         local, descriptor = _canonical_segment(shown, local)
         return TopicName(domain, tenant, namespace, local, -1, descriptor, f"{domain}://{tenant}/{namespace}/{local}")
@@ -263,6 +263,22 @@ def _check_namespace(text: str, tenant: str, namespace: str) -> None:
             raise InvalidTopicName(
                 f"{_shown(text)} has the {what} {_shown(part)}: letters, digits and - = : . _ are allowed, at least one."
             )
+
+
+def _check_characters(shown: str, local: str) -> None:
+    """Refuse what nobody can see or tell apart: control and format characters, and two spellings of one text."""
+    if local.isascii():
+        if not local.isprintable():
+            raise InvalidTopicName(f"Topic name {_shown(shown)} holds control characters.")
+        return
+    for character in local:
+        category = unicodedata.category(character)
+        if category in _INVISIBLE:
+            raise InvalidTopicName(
+                f"Topic name {_shown(shown)} holds the character U+{ord(character):04X}, which cannot be seen or stored."
+            )
+    if not unicodedata.is_normalized("NFC", local):
+        raise InvalidTopicName(f"Topic name {_shown(shown)} is not in the composed Unicode form (NFC); normalise it.")
 
 
 def _canonical_segment(shown: str, local: str) -> tuple[str, SegmentDescriptor]:

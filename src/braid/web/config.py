@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from braid.broker.config import BrokerConfig
+from braid.ledger.config import LocalSettings
 from braid.managedledger.config import ManagedLedgerConfig
 from braid.runtime.config import setting
 from braid.runtime.logs import LogSettings
@@ -19,11 +20,7 @@ class StorageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     data_dir: Annotated[str, setting("Directory of everything that must survive a restart")] = "data"
     metadata_backend: Annotated[str, setting("Metadata store: embedded, memory, or the name of a plug-in")] = "embedded"
     ledger_backend: Annotated[str, setting("Ledger store: local, memory, or the name of a plug-in")] = "local"
-    sync: Annotated[
-        bool, setting("Acknowledge a message only when it is on stable storage; off loses messages", alias="journalSyncData")
-    ] = True
     session_timeout_seconds: Annotated[float, setting("Life of a metadata session without a heartbeat", ge=1, le=3600)] = 10.0
-    open_files: Annotated[int, setting("Ledger files kept open at the same time", ge=2, le=1_000_000)] = 256
 
     @property
     def path(self) -> Path:
@@ -46,5 +43,6 @@ class StandaloneConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     broker: BrokerConfig = BrokerConfig()
     storage: StorageConfig = StorageConfig()
+    ledger: LocalSettings = LocalSettings()
     managed_ledger: ManagedLedgerConfig = ManagedLedgerConfig()
     log: LogConfig = LogConfig()

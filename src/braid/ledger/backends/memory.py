@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 
 from braid.errors import Closed, LedgerClosed, LedgerError, LedgerFenced, LedgerNotFound
 from braid.ledger.api import (
@@ -20,12 +21,19 @@ from braid.ledger.api import (
     LedgerWriter,
     check_entry_range,
 )
+from braid.ledger.config import LocalSettings
 from braid.ledger.ids import LedgerIds
 from braid.runtime.env import Runtime
 
 
-async def open_store(runtime: Runtime) -> LedgerStore:
-    """A new, empty store."""
+async def open_store(
+    runtime: Runtime,
+    *,
+    path: Path | None = None,
+    settings: LocalSettings | None = None,
+    on_fatal: Callable[[BaseException], None] | None = None,
+) -> LedgerStore:
+    """A new, empty store. It has no use for a place, settings or a disk that fails, but is opened like the others."""
     return MemoryLedgerStore(runtime)
 
 

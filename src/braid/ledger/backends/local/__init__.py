@@ -9,8 +9,8 @@ from pathlib import Path
 
 from braid.errors import LedgerStoreFailed
 from braid.ledger.backends.local.recovery import Recovered, recover
-from braid.ledger.backends.local.settings import LocalSettings
 from braid.ledger.backends.local.store import LocalLedgerStore
+from braid.ledger.config import LocalSettings
 from braid.runtime.env import Runtime
 from braid.runtime.files import DirectoryLock
 

@@ -21,8 +21,8 @@ from typing import Any, cast
 from braid.errors import LedgerError, LedgerStoreFailed, LedgerStoreReadOnly
 from braid.ledger.backends.local.journal import FULL, Journal
 from braid.ledger.backends.local.records import RECORD, Kind
-from braid.ledger.backends.local.settings import LocalSettings
 from braid.ledger.backends.local.writer import LocalLedgerWriter
+from braid.ledger.config import LocalSettings
 from braid.runtime.clock import Clock, Timer
 from braid.runtime.files import FileSystem
 from braid.runtime.threads import Worker

@@ -16,9 +16,9 @@ from braid.ledger.backends.local import records
 from braid.ledger.backends.local.journal import Journal, Replay
 from braid.ledger.backends.local.ledgerfile import BlockWriter
 from braid.ledger.backends.local.records import HeadBody
-from braid.ledger.backends.local.settings import LocalSettings
 from braid.ledger.backends.local.snapshot import SnapshotWriter, load_snapshot
 from braid.ledger.backends.local.state import Catalog
+from braid.ledger.config import LocalSettings
 from braid.runtime.files import FileSystem
 
 log = logging.getLogger(__name__)

@@ -25,10 +25,10 @@ from braid.ledger.backends.local.ledgerfile import BlockReader, BlockWriter
 from braid.ledger.backends.local.reader import FileAccess, LocalLedgerReader
 from braid.ledger.backends.local.records import CreateBody, HeadBody, Kind, MarkBody
 from braid.ledger.backends.local.recovery import LEDGER_FOLDER, Recovered
-from braid.ledger.backends.local.settings import LocalSettings
 from braid.ledger.backends.local.snapshot import SnapshotWriter
 from braid.ledger.backends.local.state import ENTRY_OVERHEAD, LedgerState
 from braid.ledger.backends.local.writer import LocalLedgerWriter
+from braid.ledger.config import LocalSettings
 from braid.runtime.clock import Timer
 from braid.runtime.env import Runtime
 from braid.runtime.files import DirectoryLock
