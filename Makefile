@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 SEED ?=
 SUITE ?=
 
-.PHONY: setup demo test check fmt bench kill power fuzz docs proto lock suite-python clean help
+.PHONY: setup demo test check fmt bench kill power fuzz clients docs proto lock suite-python clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -32,14 +32,14 @@ check: setup  ## lint, types, import contracts, generated pages
 	$(BIN)/ruff check .
 	$(BIN)/mypy src packages tests bench examples
 	$(BIN)/lint-imports
-	$(BIN)/python -m braid.cli.reference --check docs/reference
+	$(BIN)/braid reference --check docs/reference
 
 fmt: setup  ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 docs: setup  ## write the generated reference pages
-	$(BIN)/python -m braid.cli.reference docs/reference
+	$(BIN)/braid reference docs/reference
 
 bench: setup  ## measure publish, delivery, latency, memory, restart
 	$(BIN)/python bench/run.py
@@ -49,6 +49,9 @@ kill: setup  ## kill -9 the broker 50 times under load and look for lost or reor
 
 power: setup  ## 200 seeded power cuts of the whole broker on a forgetful file system
 	$(BIN)/python tests/power/power_loop.py --cuts 200
+
+clients: setup  ## the Go, Rust, Java and Node clients against braid standalone (needs their toolchains)
+	$(BIN)/python tests/clients/run.py
 
 fuzz: setup  ## structure-aware fuzzing of the binary protocol, ten minutes
 	$(BIN)/python tests/fuzz/fuzz_loop.py --seconds 600

@@ -1,8 +1,8 @@
 """The demonstration behind `make demo`: a durable broker, real Pulsar clients, a kill -9, and a verified result.
 
-Starts `braid standalone`, publishes keyed orders with the official Pulsar client from several producers, kills the broker with
-SIGKILL while sends are in flight, restarts it on the same data, and lets a consumer read everything. The result is compared with
-what the producers were promised; the exit code says whether it held.
+Starts `braid standalone`, publishes keyed orders with the official Pulsar client from several producers, kills the broker
+with SIGKILL while sends are in flight, restarts it on the same data, and lets a consumer read everything. The result is
+compared with what the producers were promised; the exit code says whether it held.
 """
 
 from __future__ import annotations
@@ -39,7 +39,16 @@ class Broker:
     def _start(self) -> subprocess.Popen[str]:
         braid = Path(sys.executable).parent / "braid"
         port, http_port = self._ports
-        command = [str(braid), "standalone", "--data-dir", str(self._data_dir), "--port", str(port), "--http-port", str(http_port)]
+        command = [
+            str(braid),
+            "standalone",
+            "--data-dir",
+            str(self._data_dir),
+            "--port",
+            str(port),
+            "--http-port",
+            str(http_port),
+        ]
         started = time.monotonic()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         line = process.stdout.readline().split() if process.stdout else []
@@ -72,7 +81,11 @@ class OrderProducer(threading.Thread):
         super().__init__(name=f"producer-{number}")
         self._number = number
         self._producer = client.create_producer(
-            TOPIC, producer_name=self.name, block_if_queue_full=True, batching_enabled=number % 2 == 0, send_timeout_millis=60_000
+            TOPIC,
+            producer_name=self.name,
+            block_if_queue_full=True,
+            batching_enabled=number % 2 == 0,
+            send_timeout_millis=60_000,
         )
         self.acknowledged: list[int] = []
         self.failed = 0
@@ -89,7 +102,9 @@ class OrderProducer(threading.Thread):
     def run(self) -> None:
         for sequence in range(MESSAGES):
             order = {"producer": self._number, "sequence": sequence, "amount": sequence % 97}
-            self._producer.send_async(json.dumps(order).encode(), self._callback(sequence), partition_key=f"user-{sequence % 50}")
+            self._producer.send_async(
+                json.dumps(order).encode(), self._callback(sequence), partition_key=f"user-{sequence % 50}"
+            )
         self._producer.flush()
         self._producer.close()
 
@@ -121,7 +136,7 @@ def deduplicate(broker: Broker) -> None:
         method="POST",
         headers={"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request) as reply:  # noqa: S310 - our own broker on this machine
+    with urllib.request.urlopen(request) as reply:
         say(f"deduplication switched on over REST: HTTP {reply.status}")
 
 

@@ -50,7 +50,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if target is None or exitstatus not in (0, 1):
         return
     waived = tomllib.loads(WAIVERS.read_text()).get("waived", {})
-    known = {f"{family}{number}" if family == "INV" else f"{family}-{number}" for family, last in RANGES.items() for number in range(1, last + 1)}
+    known = {
+        f"{family}{number}" if family == "INV" else f"{family}-{number}"
+        for family, last in RANGES.items()
+        for number in range(1, last + 1)
+    }
     lines = [
         "# Requirements",
         "",

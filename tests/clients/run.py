@@ -176,7 +176,13 @@ def build(client: Client) -> str | None:
         wrapper.chmod(0o755)
         environment["PROTOC"] = str(wrapper)
     done = subprocess.run(
-        client.build, cwd=HERE / client.name, env=environment, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False
+        client.build,
+        cwd=HERE / client.name,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=BUILD_SECONDS,
+        check=False,
     )
     return None if done.returncode == 0 else (done.stdout + done.stderr)[-4000:]
 

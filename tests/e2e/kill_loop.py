@@ -249,22 +249,29 @@ async def consume(url: str, folder: Path, seed: int) -> None:
     kept = {(topic, name): Subscribed() for topic in TOPICS for name in SUBSCRIPTIONS}
     config = ClientConfig(backoff_max=0.5, receiver_queue=500)
     async with connect(url, config=config) as client, asyncio.TaskGroup() as group:
-        consumers = []
+        consumers, tasks = [], []
         for number, (topic, name) in enumerate(kept):
             for copy in range(2 if name == "shared" else 1):
                 kind: Any = "shared" if name == "shared" else "exclusive"
                 consumer = await client.consumer(topic, name, type=kind, initial="earliest")
                 consumers.append(consumer)
                 rng = Random(f"{seed}-{number}-{copy}")
-                group.create_task(
-                    acknowledge_loop(consumer, kept[topic, name], board, rng, f"{topic.rpartition('/')[2]}/{name}")
-                )
+                where = f"{topic.rpartition('/')[2]}/{name}"
+                tasks.append(group.create_task(acknowledge_loop(consumer, kept[topic, name], board, rng, where)))
         say("running")
         await stop.wait()
         while loop.time() - max(each.latest for each in kept.values()) < 2:
             await asyncio.sleep(0.1)
-        for consumer in consumers:
-            await consumer.close()
+        try:
+            async with asyncio.timeout(20):
+                for consumer in consumers:
+                    await consumer.close()
+                await asyncio.gather(*tasks)
+        except TimeoutError:
+            for task in tasks:
+                if not task.done():
+                    kept[TOPICS[0], SUBSCRIPTIONS[0]].problems.append(f"an acknowledging consumer hangs: {task.get_stack()[-1]}")
+                    task.cancel()
     result = {key: (dict(each.seen), len(each.promised), each.problems) for key, each in kept.items()}
     (folder / "consumed.pickle").write_bytes(pickle.dumps(result))
 
@@ -321,6 +328,13 @@ def run_planted(plant: str, arguments: list[str]) -> None:
 # The conductor.
 
 
+def end_with_parent(parent: int) -> None:
+    """A client does not outlive the run it belongs to."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(2)
+
+
 def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("localhost", 0))
@@ -340,7 +354,11 @@ class Broker:
 
     def start(self) -> float:
         """Start it and wait for the ready line; returns the seconds that took."""
-        head = [str(Path(sys.executable).parent / "braid")] if not self._plant else [sys.executable, str(HERE), "broker", self._plant]
+        head = (
+            [str(Path(sys.executable).parent / "braid")]
+            if not self._plant
+            else [sys.executable, str(HERE), "broker", self._plant]
+        )
         command = [*head, "standalone", "--data-dir", str(self.folder / "data"), "--port", str(self.port)]
         command += ["--http-port", str(self.http_port), "--log-level", "warning"]
         began = time.perf_counter()
@@ -521,7 +539,9 @@ def read_back(broker: Broker, folder: Path, result: Result) -> None:
             if topic.endswith("/" + name.rpartition("-")[0]):
                 missing = set(range(len(receipts))) - seen.get(name, set())
                 if missing:
-                    result.problems.append(f"{name}: {len(missing)} messages never reached {subscription}: {sorted(missing)[:5]}")
+                    result.problems.append(
+                        f"{name}: {len(missing)} messages never reached {subscription}: {sorted(missing)[:5]}"
+                    )
     for _seen, promised, problems in consumed.values():
         result.promised_acks += promised
         result.problems += problems
@@ -614,6 +634,7 @@ def main() -> int:
     """Parse, run, print."""
     roles = {"produce": produce, "consume": lambda *args: asyncio.run(consume(*args))}
     if len(sys.argv) > 1 and sys.argv[1] in roles:
+        threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
         roles[sys.argv[1]](sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))
         return 0
     if len(sys.argv) > 1 and sys.argv[1] == "broker":
@@ -626,6 +647,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
     parser.add_argument("--folder", type=Path, default=None, help="work here and keep everything")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))  # so that the processes below are ended, too
     seed = SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
     say(f"seed {seed}", sys.stderr)
     with tempfile.TemporaryDirectory(prefix="braid-kill-") as scratch:

@@ -48,7 +48,9 @@ class CursorMachine(RuleBasedStateMachine):
         self.cursor = await self.log.open_cursor("s", initial="earliest")
 
     async def _open(self) -> None:
-        config = ManagedLedgerConfig(max_entries_per_ledger=4, min_ledger_age_ms=0, max_entries_per_cursor_ledger=3, max_ranges_in_record=2)
+        config = ManagedLedgerConfig(
+            max_entries_per_ledger=4, min_ledger_age_ms=0, max_entries_per_cursor_ledger=3, max_ranges_in_record=2
+        )
         factory = ManagedLedgerFactory(
             self.runtime, self.engine.handle("b"), SingleStore(self.ledgers), config, EntryCache(2_000)
         )

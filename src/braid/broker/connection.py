@@ -35,6 +35,10 @@ RECENTLY_CLOSED = 1000
 """Producers closed by the broker whose late SENDs are still dropped without a complaint."""
 
 
+UNREAD_FACTOR = 4
+"""Dispatch stops at the high water of unsent bytes, reading of further requests at this many times as much."""
+
+
 class BrokerConnection(asyncio.Protocol):
     """The asyncio protocol of one accepted connection."""
 
@@ -95,12 +99,19 @@ class BrokerConnection(asyncio.Protocol):
                 return
         if link.pending_publishes >= self.config.max_pending_publishes_per_connection or self.service.budget.is_spent:
             self._pause_reading()
+        elif not link.is_writable and self._unsent() > self.config.write_high_water_bytes * UNREAD_FACTOR:
+            # It asks and does not read the answers: it is asked to wait.
+            self._pause_reading()
+
+    def _unsent(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def pause_writing(self) -> None:
         self.link.is_writable = False
 
     def resume_writing(self) -> None:
         self.link.is_writable = True
+        self._resume_reading()
         for consumer in list(self.consumers.values()):
             consumer.subscription.pump()
 
@@ -219,6 +230,8 @@ class BrokerConnection(asyncio.Protocol):
         if self._is_reading:
             return
         if self.link.pending_publishes > self.config.max_pending_publishes_per_connection // 2:
+            return
+        if not self.link.is_writable and self._unsent() > self.config.write_high_water_bytes * UNREAD_FACTOR:
             return
         if self.service.budget.is_spent:
             # Its own receipts may all be out by then, so that nothing else would wake it.

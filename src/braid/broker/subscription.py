@@ -205,9 +205,9 @@ class Subscription:
         self.is_fenced = True
         try:
             self.is_kept = not self.is_durable
-            for consumer in list(self.consumers):
-                if self.is_active(consumer):
-                    self.disconnect(consumer)
+            # Chosen first: with Failover each one that goes makes another one active, which stays.
+            for consumer in [each for each in self.consumers if self.is_active(each)]:
+                self.disconnect(consumer)
             await self.cursor.reset(position, ack_set)
         finally:
             # To the first unacknowledged entry, which is the new position, also if the caller went away meanwhile.

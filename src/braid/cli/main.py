@@ -150,12 +150,18 @@ def consume(
 
 
 @app.command(hidden=True)
-def reference(folder: Annotated[Path, typer.Argument(help="Where settings.md and cli.md are written.")]) -> None:
+def reference(
+    folder: Annotated[Path, typer.Argument(help="Where the reference pages are.")],
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; fail if a page is not what the code says.")] = False,
+) -> None:
     """Write the reference pages from the declarations in the code."""
-    from braid.cli.reference import write
+    from braid.cli.reference import stale, write
 
-    for path in write(folder):
-        typer.echo(str(path))
+    if not check:
+        for path in write(folder):
+            typer.echo(str(path))
+    elif old := stale(folder):
+        raise ConfigError(f"{', '.join(map(str, old))} must be written anew: run `make docs`.")
 
 
 def _one_of(option: str, given: str, known: tuple[str, ...]) -> str:

@@ -1,25 +1,113 @@
-"""The reference pages `settings.md` and `cli.md`, written from the declarations in the code, so that they cannot be wrong."""
+"""The reference pages, written from the code itself so that they cannot be wrong.
+
+`settings.md`, `cli.md` and `errors.md` come from declarations; `rest.md` and `metrics.md` from a broker started in memory for
+the purpose. `make check` compares the committed pages with fresh ones.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import httpx
 import typer.main
 
+from braid.broker.config import BrokerConfig
+from braid.errors import BraidError
 from braid.runtime.config import describe
-from braid.web.config import StandaloneConfig
+from braid.web.config import StandaloneConfig, StorageConfig
+from braid.web.standalone import Standalone
+
+
+def pages() -> dict[str, str]:
+    """File name and text of every page."""
+    schema, exposition = asyncio.run(_live())
+    return {
+        "settings.md": settings_page(),
+        "cli.md": cli_page(),
+        "errors.md": errors_page(),
+        "rest.md": rest_page(schema),
+        "metrics.md": metrics_page(exposition),
+    }
 
 
 def write(folder: Path) -> list[Path]:
-    """Write both pages into `folder`; returns their paths."""
+    """Write the pages into `folder`; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    pages = {"settings.md": settings_page(), "cli.md": cli_page()}
-    for name, text in pages.items():
+    written = pages()
+    for name, text in written.items():
         (folder / name).write_text(text)
-    return [folder / name for name in pages]
+    return [folder / name for name in written]
+
+
+def stale(folder: Path) -> list[Path]:
+    """The pages in `folder` that are not what the code says."""
+    return [
+        folder / name for name, text in pages().items() if not (folder / name).exists() or (folder / name).read_text() != text
+    ]
+
+
+async def _live() -> tuple[Any, str]:
+    """The OpenAPI document and the metrics of a broker with one topic and one subscription."""
+    config = StandaloneConfig(
+        broker=BrokerConfig(port=0, http_port=0, bind_address="127.0.0.1"),
+        storage=StorageConfig(metadata_backend="memory", ledger_backend="memory"),
+    )
+    async with Standalone(config) as broker, httpx.AsyncClient(base_url=broker.http_url) as http:
+        topic = "/admin/v2/persistent/public/default/example"
+        (await http.put(topic)).raise_for_status()
+        (await http.put(f"{topic}/subscription/example")).raise_for_status()
+        return (await http.get("/openapi/openapi.json")).json(), (await http.get("/metrics")).text
+
+
+def rest_page(schema: Any) -> str:
+    """Every admin call of the OpenAPI document."""
+    lines = ["# Admin REST", "", "Generated from the OpenAPI document that the broker serves at `/openapi/openapi.json`.", ""]
+    lines += ['Errors are JSON, `{"reason": "..."}`. Everything else of Pulsar\'s admin API answers 501 or 405 for now.', ""]
+    lines += ["| method | path | what it does | success |", "|---|---|---|---|"]
+    for path, methods in sorted(schema["paths"].items()):
+        for method, call in sorted(methods.items()):
+            what = _plain(call.get("description") or call.get("summary") or "")
+            success = " ".join(code for code in call["responses"] if code.startswith("2"))
+            lines.append(f"| {method.upper()} | `{path}` | {what} | {success} |")
+    return "\n".join(lines) + "\n"
+
+
+def metrics_page(exposition: str) -> str:
+    """Every metric of the broker's own (not those of the Python process)."""
+    lines = ["# Metrics", "", "Generated from a broker's `/metrics`. Names are Pulsar's where Pulsar has the same thing.", ""]
+    lines += ["| metric | type | meaning |", "|---|---|---|"]
+    kinds = {line.split()[2]: line.split()[3] for line in exposition.splitlines() if line.startswith("# TYPE ")}
+    for line in exposition.splitlines():
+        if line.startswith(("# HELP pulsar_", "# HELP braid_")):
+            _, _, name, text = line.split(" ", 3)
+            lines.append(f"| `{name}` | {kinds[name]} | {_plain(text)} |")
+    return "\n".join(lines) + "\n"
+
+
+def errors_page() -> str:
+    """Every error a client or administrator can meet."""
+    lines = [
+        "# Errors",
+        "",
+        "Generated from the code. `code` is Pulsar's `ServerError` on the wire, `status` the HTTP status.",
+        "",
+    ]
+    lines += ["| error | code | status | may be retried | meaning |", "|---|---|---|---|---|"]
+    seen: list[type[BraidError]] = []
+    pending: list[type[BraidError]] = [BraidError]
+    while pending:
+        error = pending.pop(0)
+        if error.__module__ == BraidError.__module__:
+            seen.append(error)
+        pending[:0] = error.__subclasses__()
+    for error in dict.fromkeys(seen):
+        doc = (vars(error).get("__doc__") or "").strip().split("\n")[0]
+        lines.append(f"| `{error.__name__}` | {error.code} | {error.status} | {error.advice.value} | {_plain(doc)} |")
+    return "\n".join(lines) + "\n"
 
 
 def settings_page() -> str:

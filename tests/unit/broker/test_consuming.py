@@ -857,14 +857,80 @@ async def test_5_16_consumer_stats(broker: Any, client: RawClient) -> None:
 
 async def test_trimmed_entries_are_skipped_by_redelivery(world: Any) -> None:
     """Retention deleted what a consumer still held: it cannot be sent again, and nothing hangs on it."""
-    broker = await world.broker(ManagedLedgerConfig(max_entries_per_ledger=2, min_ledger_age_ms=0, cache_bytes=0))
+    broker = await world.broker(
+        ManagedLedgerConfig(max_entries_per_ledger=2, min_ledger_age_ms=0, cache_bytes=0), retention_minutes=-1, retention_mb=-1
+    )
     client = await broker.client()
-    positions = await filled(broker, 6)
+    await client.producer(TOPIC)
+    positions = []
+    for number in range(6):
+        positions.append(await client.store(b"%d" % number, number))
+        await client.settle()
     await client.subscribe(TOPIC, "reader", SHARED, durable=False, start_message_id=id_of(Position(-1, -1)), permits=100)
     await client.messages(6)
-    assert await broker.topic(TOPIC).log.trim() > 0
+    await broker.policy("retention_policies", {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0})
+    log = broker.topic(TOPIC).log
+    assert await log.trim() == 2
     client.redeliver()
-    left = [position for position in positions if broker.topic(TOPIC).log.map.contains(position)]
-    assert 0 < len(left) < 6
-    assert [at(each) for each in await client.messages(len(left))] == left
+    assert [at(each) for each in await client.messages(2)] == positions[4:]
     assert await client.settle() == []
+    await client.close_consumer()
+    await client.subscribe(TOPIC, "reader", durable=False, start_message_id=id_of(positions[0]), permits=100)
+    assert [at(each) for each in await client.messages(2)] == positions[4:]
+
+
+# The topic ends under its consumers.
+
+
+@pytest.mark.parametrize("sub_type", [EXCLUSIVE, SHARED])
+async def test_an_unload_in_the_middle_of_reading_loses_nothing(
+    world: Any, sub_type: SubType, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = await world.broker(NO_CACHE)
+    positions = await filled(broker, 30)
+    for turns in range(10):
+        client = await broker.client()
+        name = f"sub-{turns}"
+        await client.subscribe(TOPIC, name, sub_type, initial=EARLIEST, permits=1000)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await broker.service.unload(broker.topic(TOPIC))
+        await client.expect(CommandType.CLOSE_CONSUMER)
+        await client.settle()
+        client.inbox.clear()
+        await client.subscribe(TOPIC, name, sub_type, permits=1000)
+        assert [at(each) for each in await client.messages(30)] == positions
+        client.close()
+    assert [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == []
+
+
+async def test_clients_that_come_back_during_an_unload_get_the_new_topic(broker: Any, client: RawClient) -> None:
+    for epoch in range(5):
+        await client.producer(TOPIC, epoch=2 * epoch)
+        old = broker.topic(TOPIC)
+        unload = asyncio.get_running_loop().create_task(broker.service.unload(old))
+        await client.expect(CommandType.CLOSE_PRODUCER)
+        await client.producer(TOPIC, epoch=2 * epoch + 1)
+        await unload
+        assert broker.topic(TOPIC) is not old
+        assert await client.store(b"x", epoch)
+        await client.close_producer()
+
+
+async def test_a_broker_that_stops_tells_its_clients_and_answers_no_more(
+    broker: Any, client: RawClient, caplog: pytest.LogCaptureFixture, until: Any
+) -> None:
+    await client.producer(TOPIC)
+    await client.subscribe(TOPIC, permits=1000)
+    stop = asyncio.get_running_loop().create_task(broker.stop())
+    for number in range(50):
+        client.publish(b"x", number)
+        client.send(requests.lookup(1000 + number, TOPIC), requests.ack(1, [], request_id=2000 + number))
+        await asyncio.sleep(0)
+        if client.is_closed:
+            break
+    await stop
+    await client.expect_close()
+    assert CommandType.CLOSE_PRODUCER in client.kinds()
+    assert CommandType.CLOSE_CONSUMER in client.kinds()
+    assert [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == []

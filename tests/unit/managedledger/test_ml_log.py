@@ -104,7 +104,9 @@ async def test_append_time_never_goes_back(world: Any, kit: Any) -> None:
 
 async def test_rollover_by_size_and_age(world: Any, kit: Any) -> None:
     size = len(kit.body_of(0, size=1000))
-    log, listener = await world.open(config=ManagedLedgerConfig(max_ledger_bytes=size * 2, min_ledger_age_ms=0, max_ledger_age_ms=10_000))
+    log, listener = await world.open(
+        config=ManagedLedgerConfig(max_ledger_bytes=size * 2, min_ledger_age_ms=0, max_ledger_age_ms=10_000)
+    )
     await log.open_cursor("keep", initial="earliest")
     for number in range(4):
         log.add(kit.body_of(number, size=1000), 1, number)

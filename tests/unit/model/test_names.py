@@ -199,7 +199,7 @@ def test_namespace_names() -> None:
     ids=["nul", "newline", "tab", "delete", "zero-width", "right-to-left", "line-separator", "decomposed"],
 )
 def test_characters_nobody_can_see_or_tell_apart_are_refused(local: str) -> None:
-    with pytest.raises(InvalidTopicName, match="character|composed"):
+    with pytest.raises(InvalidTopicName, match=r"character|composed"):
         TopicName.parse(f"persistent://public/default/{local}")
 
 

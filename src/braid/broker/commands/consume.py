@@ -226,7 +226,7 @@ async def last_message_id(connection: BrokerConnection, body: messages.CommandGe
     last = log.last_position if log.total_entries else EARLIEST
     batch_index = -1
     if last.ledger_id >= 0:
-        entries = await log.read(last, 1, 1)
+        entries = log.read_cached(last, 1, 1) or await log.read(last, 1, 1)
         metadata = entry_metadata(entries[0].body) if entries else None
         if metadata is not None and metadata.HasField("num_messages_in_batch"):
             batch_index = metadata.num_messages_in_batch - 1
