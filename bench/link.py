@@ -125,15 +125,18 @@ class Link(asyncio.Protocol):
             self._answers += 1
 
     async def until(self, is_done: Callable[[], bool]) -> None:
-        """Wait for a state; fails if nothing at all comes for a minute."""
-        while not is_done():
-            if self._failure:
-                raise RuntimeError(self._failure)
-            self.news.clear()
+        """Wait for the next step of a run; fails if it does not come in time, whatever else comes."""
+        try:
             async with asyncio.timeout(STALL_SECONDS):
-                await self.news.wait()
-        if self._failure:
-            raise RuntimeError(self._failure)
+                while not is_done():
+                    if self._failure:
+                        raise RuntimeError(self._failure)
+                    self.news.clear()
+                    await self.news.wait()
+        except TimeoutError:
+            raise RuntimeError(
+                f"The broker stalled for {STALL_SECONDS:.0f} s after {self.receipts} receipts and {self.received} messages."
+            ) from None
 
     async def requests(self, frames: list[bytes]) -> None:
         """Send commands that are answered, a bounded number at a time."""

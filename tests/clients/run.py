@@ -28,7 +28,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 WORK = HERE.parent.parent / ".work" / "clients"
-PROGRAM_SECONDS = 400
+PROGRAM_SECONDS = 240
 BUILD_SECONDS = 900
 SETTINGS = {"BRAID__BROKER__RETENTION_MINUTES": "-1", "BRAID__BROKER__RETENTION_MB": "-1"}
 """What was acknowledged stays readable, so that a program can read a topic again from its beginning."""

@@ -70,10 +70,6 @@ class SharedDispatcher:
         self._is_blocked = False
         self._subscription.cursor.rewind()
 
-    def rewind(self) -> None:
-        """Forget what was sent; the consumers have been disconnected (seek)."""
-        self._restart()
-
     def flow(self, consumer: Consumer) -> None:
         self.pump()
 
@@ -202,7 +198,7 @@ class SharedDispatcher:
             return
         finally:
             self._subscription.is_reading = False
-        if generation != self._generation or self._subscription.dispatcher is not self:
+        if generation != self._generation:
             self._subscription.cursor.rewind()
         elif start is None:
             if entries:

@@ -112,7 +112,7 @@ class SingleActiveDispatcher:
             return
         finally:
             self._subscription.is_reading = False
-        if generation != self._generation or self.active is None or self._subscription.dispatcher is not self:
+        if generation != self._generation or self.active is None:
             # Somebody rewound meanwhile: what was read belongs to the past.
             self._subscription.cursor.rewind()
         elif entries:

@@ -210,8 +210,6 @@ class Subscription:
                 self.disconnect(consumer)
             await self.cursor.reset(position, ack_set)
         finally:
-            # To the first unacknowledged entry, which is the new position, also if the caller went away meanwhile.
-            self.dispatcher.rewind()
             self.is_fenced = False
             self._reset = None
             reset.set_result(None)

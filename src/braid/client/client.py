@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from braid.client.config import ClientConfig
 from braid.client.connection import Connection, open_connection
 from braid.client.consumer import Consumer
+from braid.client.opening import Opening
 from braid.client.producer import Producer
 from braid.errors import BraidError, Closed, ConfigError, ConnectFailed, NotReady
 from braid.model.names import TopicName
@@ -56,16 +57,22 @@ class Client:
     ) -> None:
         await self.close()
 
-    async def producer(
+    def producer(
         self, topic: str, *, name: str | None = None, batching: bool = True, compression: Compression = "none"
-    ) -> Producer:
-        """A producer for a topic, all its partitions included. Without a name the broker gives one."""
-        full = TopicName.parse(topic)
-        producer = Producer(self, str(full), name, batching, CompressionType[compression.upper()])
-        await self._open(producer, full)
-        return producer
+    ) -> Opening[Producer]:
+        """A producer for a topic, all its partitions included; `await` it or enter it with `async with`.
 
-    async def consumer(
+        Without a name the broker gives one."""
+
+        async def start() -> Producer:
+            full = TopicName.parse(topic)
+            producer = Producer(self, str(full), name, batching, CompressionType[compression.upper()])
+            await self._open(producer, full)
+            return producer
+
+        return Opening(start)
+
+    def consumer(
         self,
         topic: str,
         subscription: str,
@@ -73,19 +80,25 @@ class Client:
         type: SubscriptionType = "exclusive",
         initial: Initial = "latest",
         name: str | None = None,
-    ) -> Consumer:
-        """A consumer of a topic, all its partitions included. A new subscription starts at `initial`."""
-        full = TopicName.parse(topic)
-        consumer = Consumer(
-            self,
-            str(full),
-            subscription,
-            SubType[type.upper()],
-            InitialPosition[initial.upper()],
-            name or self.runtime.token(32),
-        )
-        await self._open(consumer, full)
-        return consumer
+    ) -> Opening[Consumer]:
+        """A consumer of a topic, all its partitions included; `await` it or enter it with `async with`.
+
+        A new subscription starts at `initial`."""
+
+        async def start() -> Consumer:
+            full = TopicName.parse(topic)
+            consumer = Consumer(
+                self,
+                str(full),
+                subscription,
+                SubType[type.upper()],
+                InitialPosition[initial.upper()],
+                name or self.runtime.token(32),
+            )
+            await self._open(consumer, full)
+            return consumer
+
+        return Opening(start)
 
     async def partitions(self, topic: str) -> int:
         """How many partitions a topic has; 0 for a plain one."""

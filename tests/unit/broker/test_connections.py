@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import pytest
@@ -296,8 +297,13 @@ async def test_a_peer_that_asks_and_never_reads_costs_bounded_memory(world: Any,
     client = await broker.client()
     connection = next(iter(broker.server.connections))
     client.stop_reading()
-    count = 2_000_000
-    client.send(PING * count)
+    for end in (client, connection):  # little room in between
+        sock = end._transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    ask = encode(CommandType.CONSUMER_STATS, CommandConsumerStats(request_id=1, consumer_id=5))
+    count = 20_000
+    client.send(ask * count)
     await until(lambda: not connection._is_reading)
     await (await broker.client()).settle()
     assert connection._transport.get_write_buffer_size() < 1_000_000

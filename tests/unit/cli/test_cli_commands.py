@@ -13,7 +13,7 @@ import pytest
 from braid import __version__
 from braid.cli import main as cli
 from braid.cli.progress import Progress
-from braid.cli.reference import cli_page, settings_page, write
+from braid.cli.reference import cli_page, settings_page, stale, write
 from braid.testing.broker import BackgroundBroker
 from braid.testing.clock import ManualClock
 
@@ -151,8 +151,15 @@ def test_the_reference_pages_name_every_setting_and_command(tmp_path: Path) -> N
     commands = cli_page()
     assert "## braid produce TOPIC" in commands
     assert "`--http-port`" in commands
-    assert [path.name for path in write(tmp_path / "reference")] == ["settings.md", "cli.md"]
-    assert (tmp_path / "reference" / "settings.md").read_text() == settings
+    folder = tmp_path / "reference"
+    assert [path.name for path in write(folder)] == ["settings.md", "cli.md", "errors.md", "rest.md", "metrics.md"]
+    assert (folder / "settings.md").read_text() == settings
+    assert "| PUT | `/admin/v2/persistent/{tenant}/{namespace}/{topic}` |" in (folder / "rest.md").read_text()
+    assert "`pulsar_subscription_back_log`" in (folder / "metrics.md").read_text()
+    assert "| `ProducerFenced` | 25 | 409 |" in (folder / "errors.md").read_text()
+    assert stale(folder) == []
+    (folder / "cli.md").write_text("old")
+    assert stale(folder) == [folder / "cli.md"]
 
 
 async def test_progress_shows_rates_now_and_then() -> None:
