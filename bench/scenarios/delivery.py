@@ -17,14 +17,15 @@ from bench.shapes import BATCHES, SIZES_OF_MESSAGES, TOPICS, Shape
 TARGETS = (12.0, 18.0)
 CACHE_BYTES = 256 << 20
 """Larger than the default, so that a backlog of large entries is long enough to be measured."""
-BACKLOG_BYTES = 128 << 20
+BACKLOG_BYTES = 64 << 20
 KINDS = {EXCLUSIVE: "Exclusive", SHARED: "Shared"}
 
 
 def shapes(run: Run, topics: int) -> list[Shape]:
     if run.is_quick:
         return [Shape(batch=1, size=100, topics=topics)] if topics != 100 else []
-    return [Shape(batch=batch, size=size, topics=topics) for size in SIZES_OF_MESSAGES for batch in BATCHES]
+    found = [Shape(batch=batch, size=size, topics=topics) for size in SIZES_OF_MESSAGES for batch in BATCHES]
+    return [shape for shape in found if shape.entry_bytes * shape.topics <= CACHE_BYTES]
 
 
 def backlog_job(run: Run, shape: Shape, broker: Process, mode: str, kind: int, subscriptions: tuple[str, ...]) -> Job:
@@ -44,42 +45,35 @@ def backlog_job(run: Run, shape: Shape, broker: Process, mode: str, kind: int, s
 
 
 def measure(run: Run) -> None:
+    """Every shape on a broker of its own: what an earlier one left in memory or on disk must not count for the next."""
     floor = floors(run, "drain")
+    found: list[Figure] = []
     for topics in TOPICS:
-        wanted = shapes(run, topics)
-        if wanted:
-            _measure_topics(run, wanted, topics, floor)
+        for shape in shapes(run, topics):
+            found += _measure_shape(run, shape, floor[shape.batch, shape.size])
+    groups = dict.fromkeys(figure.group for figure in found)
+    run.add([figure for group in groups for figure in found if figure.group == group])
 
 
-def _measure_topics(run: Run, wanted: list[Shape], topics: int, floor: dict[tuple[int, int], Result]) -> None:
-    data = fresh_dir(f"delivery-{topics}")
+def _measure_shape(run: Run, shape: Shape, floor: Result) -> list[Figure]:
+    data = fresh_dir("delivery")
     settings = {"BRAID__MANAGED_LEDGER__CACHE_BYTES": str(CACHE_BYTES)}
 
-    def figure(what: str, kind: int, shape: Shape, result: Result) -> Figure:
+    def drain(broker: Process, what: str, kind: int, subscription: str) -> Figure:
+        result = run.load(backlog_job(run, shape, broker, "drain", kind, (subscription,)))
         group = f"Delivery, {what}: broker CPU per entry"
-        name = f"{KINDS[kind]}, {shape.name}"
-        return per_entry(group, name, result, floor[shape.batch, shape.size], shape, TARGETS)
+        return per_entry(group, f"{KINDS[kind]}, {shape.name}", result, floor, shape, TARGETS)
 
-    tails, cached, cold = [], [], []
     with start_broker(data, settings).wait_ready() as broker:
-        for shape in wanted:
-            tails += _tail(run, shape, broker)
-        for shape in wanted:
-            for kind in KINDS:
-                run.load(backlog_job(run, shape, broker, "subscribe", kind, (f"cache-{kind}", f"cold-{kind}")))
-            run.load(backlog_job(run, shape, broker, "publish", EXCLUSIVE, ()))
-            for kind in KINDS:
-                result = run.load(backlog_job(run, shape, broker, "drain", kind, (f"cache-{kind}",)))
-                cached.append(figure("backlog in the cache", kind, shape, result))
-    run.add(tails)
-    run.add(cached)
+        figures = _tail(run, shape, broker)
+        for kind in KINDS:
+            run.load(backlog_job(run, shape, broker, "subscribe", kind, (f"cache-{kind}", f"cold-{kind}")))
+        run.load(backlog_job(run, shape, broker, "publish", EXCLUSIVE, ()))
+        figures += [drain(broker, "backlog in the cache", kind, f"cache-{kind}") for kind in KINDS]
     forget_page_cache(data)
     with start_broker(data, settings).wait_ready() as broker:
-        for shape in wanted:
-            for kind in KINDS:
-                result = run.load(backlog_job(run, shape, broker, "drain", kind, (f"cold-{kind}",)))
-                cold.append(figure("cold backlog after a restart", kind, shape, result))
-    run.add(cold)
+        figures += [drain(broker, "cold backlog after a restart", kind, f"cold-{kind}") for kind in KINDS]
+    return figures
 
 
 def _tail(run: Run, shape: Shape, broker: Process) -> list[Figure]:

@@ -27,10 +27,10 @@ def shapes(run: Run) -> list[Shape]:
 
 
 def publish_job(run: Run, shape: Shape, port: int, pid: int, prefix: str, *, is_floor: bool = False) -> Job:
-    entries = shape.entries(30_000 if run.is_quick else 100_000, (64 if run.is_quick else 256) << 20)
+    entries = shape.entries(30_000 if run.is_quick else 100_000, (64 if run.is_quick else 128) << 20)
     warm = shape.entries(entries // 5, 1 << 40)
     return Job(
-        mode="publish", port=port, pid=pid, shape=shape, prefix=prefix, entries=entries, warm=warm, seconds=4, is_floor=is_floor
+        mode="publish", port=port, pid=pid, shape=shape, prefix=prefix, entries=entries, warm=warm, seconds=3, is_floor=is_floor
     )
 
 
@@ -77,7 +77,7 @@ def measure(run: Run) -> None:
 def measure_topics(run: Run) -> None:
     """One topic and many in turn (A B B A ...), on one broker: the ratio of the medians."""
     costs: dict[int, list[float]] = {count: [] for count in TOPICS}
-    rounds = 2 if run.is_quick else 4
+    rounds = 2 if run.is_quick else 3
     with start_broker(fresh_dir("topics")).wait_ready() as broker:
         for number in range(rounds + 1):
             for topics in TOPICS if number % 2 else reversed(TOPICS):

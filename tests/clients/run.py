@@ -2,8 +2,9 @@
 
 A program gets the service URL and a prefix for its topics. It writes one line per finding to its standard output,
 `pass CHECK`, `skip CHECK WHY` (its client has no such thing) or `fail CHECK WHY`, and asks for what it cannot do itself with
-`do REQUEST ...`; the answer `done ...` or `failed ...` comes on its standard input. Requests: `partitions TOPIC COUNT`, `terminate TOPIC`, `consumer TOPIC`
-(which connection serves the topic's one consumer) and `restart` (kill -9, then start on the same ports and data).
+`do REQUEST ...`; the answer `done ...` or `failed ...` comes on its standard input. Requests: `partitions TOPIC COUNT`,
+`terminate TOPIC`, `consumer TOPIC` (which connection serves the topic's one consumer) and `restart` (kill -9, then start on
+the same ports and data).
 
 Exit code 0: every program passed all its checks, and the broker logged no error.
 """
@@ -157,8 +158,10 @@ class Broker:
                 self.admin("POST", topic, "terminate")
             case ["consumer", topic]:
                 stats = json.loads(self.admin("GET", topic, "stats"))
-                (consumer,) = (each for subscription in stats["subscriptions"].values() for each in subscription["consumers"])
-                return f"{consumer['address']} since {consumer['connectedSince']}"
+                consumers = [each for subscription in stats["subscriptions"].values() for each in subscription["consumers"]]
+                if len(consumers) != 1:
+                    raise ValueError(f"the topic has {len(consumers)} consumers, not one")
+                return f"{consumers[0]['address']} since {consumers[0]['connectedSince']}"
             case ["restart"]:
                 self.restart()
             case _:
@@ -220,7 +223,7 @@ def run(client: Client, broker: Broker, prefix: str, checks: str, report: Report
         report.failed.append(f"did not end within {PROGRAM_SECONDS} seconds")
     elif code != 0 and not report.failed:
         report.failed.append(f"ended with exit code {code}; see {WORK / client.name}.log")
-    elif not report.passed:
+    elif not report.passed and not report.failed:
         report.failed.append("reported nothing")
 
 

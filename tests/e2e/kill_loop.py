@@ -49,6 +49,7 @@ BROKER_SETTINGS = {
     "BRAID__BROKER__RETENTION_MINUTES": "-1",
     "BRAID__BROKER__RETENTION_MB": "-1",
     "BRAID__MANAGED_LEDGER__MAX_ENTRIES_PER_LEDGER": "3000",
+    "BRAID__MANAGED_LEDGER__MIN_LEDGER_AGE_MS": "0",
     "BRAID__MANAGED_LEDGER__MAX_ENTRIES_PER_CURSOR_LEDGER": "100",
 }
 MessagePlace = tuple[int, int, int]
@@ -76,10 +77,10 @@ def named(data: bytes) -> tuple[str, int]:
 
 
 class Board:
-    """Counters shared by the processes: one for broker starts, then (sent, acknowledged) per lane."""
+    """Counters shared by the processes: sent and acknowledged per lane."""
 
     def __init__(self, path: Path) -> None:
-        self._size = 8 * (1 + 2 * len(LANES))
+        self._size = 16 * len(LANES)
         if not path.exists():
             path.write_bytes(bytes(self._size))
         with path.open("r+b") as file:
@@ -91,16 +92,11 @@ class Board:
     def put(self, slot: int, value: int) -> None:
         struct.pack_into(">Q", self._map, 8 * slot, value)
 
-    @property
-    def epoch(self) -> int:
-        """How often the broker was started. Written only while none runs."""
-        return self.get(0)
-
     def sent(self) -> list[int]:
-        return [self.get(1 + 2 * lane) for lane in range(len(LANES))]
+        return [self.get(2 * lane) for lane in range(len(LANES))]
 
     def acked(self) -> list[int]:
-        return [self.get(2 + 2 * lane) for lane in range(len(LANES))]
+        return [self.get(2 * lane + 1) for lane in range(len(LANES))]
 
 
 # The producing client process.
@@ -137,7 +133,7 @@ class Sender:
                 self.drained.wait_for(lambda: self.sent - len(self.receipts) < window or stop.is_set(), 1)
             for _ in range(self.rng.randint(1, 40 if self.is_batching else 8)):
                 number, self.sent = self.sent, self.sent + 1
-                self.board.put(1 + 2 * self.number, self.sent)
+                self.board.put(2 * self.number, self.sent)
                 self.producer.send_async(payload(self.name, number), lambda res, at, n=number: self.answered(n, res, at))
             if self.is_batching:
                 stop.wait(self.rng.random() * 0.06)
@@ -151,7 +147,7 @@ class Sender:
             elif number != len(self.receipts):
                 self.problems.append(f"{self.name}: receipt {number} came when {len(self.receipts)} was due")
             self.receipts.append((place.ledger_id(), place.entry_id(), place.batch_index()))
-            self.board.put(2 + 2 * self.number, len(self.receipts))
+            self.board.put(2 * self.number + 1, len(self.receipts))
             self.drained.notify_all()
 
     def wait_for_all(self, seconds: float) -> None:
@@ -197,13 +193,30 @@ class Subscribed:
     """What one subscription was given and promised."""
 
     seen: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
-    promised: dict[MessagePlace, int] = field(default_factory=dict)
-    """Acknowledged with a receipt, by the broker process of this number."""
+    promised: set[MessagePlace] = field(default_factory=set)
+    """Acknowledged with a receipt."""
     problems: list[str] = field(default_factory=list)
     latest: float = 0.0
 
 
-async def acknowledge_loop(consumer: Any, kept: Subscribed, board: Board, rng: Random, where: str) -> None:
+def place_of(message: Any) -> MessagePlace:
+    return message.id.ledger_id, message.id.entry_id, message.id.batch_index
+
+
+def watch_arrivals(consumer: Any, kept: Subscribed, where: str) -> None:
+    """Look at each message the moment it arrives: behind the receipt on the wire, its broker knew of the acknowledgment."""
+    queue = consumer.put
+
+    def put(lane: Any, messages: list[Any]) -> None:
+        for message in messages:
+            if place_of(message) in kept.promised:
+                kept.problems.append(f"{where}: {message.payload[:30]!r} at {message.id} came again although its ack had a receipt")
+        queue(lane, messages)
+
+    consumer.put = put
+
+
+async def acknowledge_loop(consumer: Any, kept: Subscribed, rng: Random) -> None:
     from braid.errors import BraidError, Closed, DeadlineExceeded
 
     loop = asyncio.get_running_loop()
@@ -221,21 +234,17 @@ async def acknowledge_loop(consumer: Any, kept: Subscribed, board: Board, rng: R
         for message in batch:
             lane, number = named(message.payload)
             kept.seen[lane].add(number)
-            place = (message.id.ledger_id, message.id.entry_id, message.id.batch_index)
-            if kept.promised.get(place, board.epoch) < board.epoch:
-                kept.problems.append(f"{where}: {lane} {number} at {place} came again although its ack had a receipt")
         try:
             if consumer.sub_type.name == "SHARED" or rng.random() < 0.5:
                 chosen = [message for message in batch if rng.random() < 0.9] or batch[:1]
                 await asyncio.gather(*(consumer.acknowledge(message, wait=True) for message in chosen))
             else:
-                chosen = batch
-                await consumer.acknowledge_cumulative(batch[-1], wait=True)
+                last = batch[-1]  # before it may stand newer ones, received before a reconnect
+                chosen = [message for message in batch if place_of(message) <= place_of(last)]
+                await consumer.acknowledge_cumulative(last, wait=True)
         except BraidError:
             continue  # no receipt, no promise
-        epoch = board.epoch
-        for message in chosen:
-            kept.promised.setdefault((message.id.ledger_id, message.id.entry_id, message.id.batch_index), epoch)
+        kept.promised.update(place_of(message) for message in chosen)
 
 
 async def consume(url: str, folder: Path, seed: int) -> None:
@@ -245,7 +254,6 @@ async def consume(url: str, folder: Path, seed: int) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
-    board = Board(folder / "board")
     kept = {(topic, name): Subscribed() for topic in TOPICS for name in SUBSCRIPTIONS}
     config = ClientConfig(backoff_max=0.5, receiver_queue=500)
     async with connect(url, config=config) as client, asyncio.TaskGroup() as group:
@@ -257,7 +265,8 @@ async def consume(url: str, folder: Path, seed: int) -> None:
                 consumers.append(consumer)
                 rng = Random(f"{seed}-{number}-{copy}")
                 where = f"{topic.rpartition('/')[2]}/{name}"
-                tasks.append(group.create_task(acknowledge_loop(consumer, kept[topic, name], board, rng, where)))
+                watch_arrivals(consumer, kept[topic, name], where)
+                tasks.append(group.create_task(acknowledge_loop(consumer, kept[topic, name], rng)))
         say("running")
         await stop.wait()
         while loop.time() - max(each.latest for each in kept.values()) < 2:
@@ -471,7 +480,6 @@ def run_loop(kills: int, seed: int, plant: str, folder: Path) -> Result:
     broker = Broker(folder, plant)
     clients: list[subprocess.Popen[str]] = []
     try:
-        board.put(0, 1)
         broker.start()
         broker.admin("PUT", "namespaces/public/once")
         broker.admin("POST", "namespaces/public/once/deduplication", b"true")
@@ -523,7 +531,6 @@ def kill_once(broker: Broker, board: Board, rng: Random) -> Kill:
     singles = [number for number, lane in enumerate(LANES) if not lane[2]]
     in_flight = sum(max(0, sent[number] - acked[number]) for number in singles)
     kill = Kill(broker.journal_bytes(), in_flight, list(zip(acked, board.sent(), strict=True)))
-    board.put(0, board.epoch + 1)
     kill.restart = broker.start()
     return kill
 

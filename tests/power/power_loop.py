@@ -22,7 +22,7 @@ import logging
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +36,7 @@ from braid.ledger.backends import local
 from braid.ledger.backends.local.ledgerfile import BlockWriter
 from braid.managedledger.config import ManagedLedgerConfig
 from braid.managedledger.cursor import ManagedCursor
-from braid.model.ackset import from_words, to_words
+from braid.model.ackset import acknowledged_up_to, from_words, to_words
 from braid.model.positions import Position
 from braid.runtime.env import Runtime
 from braid.runtime.threads import InlineThreads
@@ -75,7 +75,7 @@ LEDGERS = local.LocalSettings(
 CONFIG = StandaloneConfig(
     broker=BrokerConfig(port=1, bind_address="memory"),
     storage=StorageConfig(data_dir="/data", session_timeout_seconds=3600),
-    managed_ledger=ManagedLedgerConfig(max_entries_per_ledger=7, max_entries_per_cursor_ledger=4, cache_bytes=4000),
+    managed_ledger=ManagedLedgerConfig(max_entries_per_ledger=7, min_ledger_age_ms=0, max_entries_per_cursor_ledger=4, cache_bytes=4000),
 )
 
 
@@ -389,7 +389,7 @@ class Life:
                 kept = truth.subscriptions[name]
                 was_created = kept.is_created
                 worker = await self._consumer(network, topic, name, kind, kept)
-                await self._quiet()
+                await self._quiet(worker.delivered)
                 if was_created:
                     missing = set(present) - worker.delivered - kept.attempted
                     promise(not missing, f"{topic} {name}: {len(missing)} unacknowledged entries are not delivered: {missing}")
@@ -404,7 +404,7 @@ class Life:
             )
         )
         client.send(requests.flow(1, 100_000))
-        await self._quiet()
+        await self._quiet(received)
         await client.ask(lambda number: requests.close_consumer(number, 1))
         found = {position_of(each.command.message_id): each for each in received}
         positions = list(found)
@@ -452,9 +452,12 @@ class Life:
             at = log.position_after(Position(entries[-1].ledger_id, entries[-1].entry_id))
         self.outcome.ledgers = max(self.outcome.ledgers, len({position.ledger_id for position in positions}))
 
-    async def _quiet(self) -> None:
-        """Until nothing moves: everything runs in this thread, so some turns are enough."""
-        await turns(80)
+    async def _quiet(self, received: Sized) -> None:
+        """Until nothing more arrives: everything runs in this thread, so some turns without news are enough."""
+        before = -1
+        while len(received) > before:
+            before = len(received)
+            await turns(80)
         self.disk.check_power()  # a check that was cut short says nothing
 
 
@@ -506,6 +509,7 @@ class Acknowledger:
         self.client: Client
         self.delivered: set[Position] = set()
         self._open: dict[Position, int] = {}
+        self._sizes: dict[Position, int] = {}
         self._asked: dict[int, tuple[set[Position], dict[Position, int]]] = {}
         self._number = 1_000_000
 
@@ -519,6 +523,7 @@ class Acknowledger:
             promise(not still_open & ~promised, f"{self.where}: acknowledged messages of {position} came again")
             self.delivered.add(position)
             self._open[position] = still_open
+            self._sizes[position] = count
         elif isinstance(event, Command) and event.type == CommandType.ACK_RESPONSE and not event.body.HasField("error"):
             whole, partly = self._asked.pop(signed64(event.body.request_id))
             self.kept.promised |= whole
@@ -540,6 +545,13 @@ class Acknowledger:
             end = rng.choice(sorted(self._open))
             whole = {position for position in self._open if position <= end}
             ids = [id_of(end)]
+            size = self._sizes[end]
+            if size > 1 and rng.random() < 0.7:
+                mask = acknowledged_up_to(size, rng.randrange(size - 1))
+                ids = [id_of(end, to_words(mask))]
+                if self._open[end] & mask:
+                    whole.discard(end)
+                    partly[end] = self._open[end] & mask
         else:
             chosen = rng.sample(sorted(self._open), min(len(self._open), rng.randint(1, 6)))
             ids = []

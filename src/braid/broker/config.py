@@ -146,4 +146,4 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         setting(
             "Client version prefixes, by comma, that are told the end of a terminated topic; others would drop the connection"
         ),
-    ] = "Pulsar-Java,Braid"
+    ] = "Pulsar-Java,pulsar-rs,Braid"

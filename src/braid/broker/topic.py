@@ -219,26 +219,30 @@ class Topic:
 
     async def add_producer(self, info: ProducerInfo, link: Link) -> Producer:
         """Admit a producer; its `admission.is_ready` is False while it waits for exclusive access."""
-        async with self._producer_lock:
+        while True:
             self.check_open()
             if self.log.is_terminated:
                 raise TopicTerminated(f"The topic {self.name} was terminated and takes no more messages.")
-            await self._settle_name(info, link)
-            self.check_open()
-            producer = Producer(info, link, self, self.clock.now_ms())
-            producer.admission = await self.access.admit(producer)
-            if self.is_closing:
-                self.access.forget(producer)
-                self.check_open()
-            if producer.admission.is_ready:
-                self.producers[info.name] = producer
-            return producer
+            if (rival := self.producers.get(info.name)) is not None:
+                # Outside the lock: others need not wait until a dead connection is known to be dead.
+                await self._challenge(rival, info, link)
+                continue
+            async with self._producer_lock:
+                if info.name in self.producers or self.is_closing or self.log.is_terminated:
+                    continue
+                return await self._admit(Producer(info, link, self, self.clock.now_ms()))
 
-    async def _settle_name(self, info: ProducerInfo, link: Link) -> None:
+    async def _admit(self, producer: Producer) -> Producer:
+        producer.admission = await self.access.admit(producer)
+        if self.is_closing:
+            self.access.forget(producer)
+            self.check_open()
+        if producer.admission.is_ready:
+            self.producers[producer.info.name] = producer
+        return producer
+
+    async def _challenge(self, old: Producer, info: ProducerInfo, link: Link) -> None:
         """One producer per name: a newer epoch of the same producer, or the death of the old one's link, frees it."""
-        old = self.producers.get(info.name)
-        if old is None:
-            return
         is_same = old.link is link and old.producer_id == info.producer_id
         if not (is_same and info.epoch > old.info.epoch):
             if await old.link.probe(self.config.liveness_check_ms) and self.producers.get(info.name) is old:
@@ -339,8 +343,6 @@ class Topic:
         """Where a reader begins; a start beyond the end means the initial position."""
         if start is None:
             return LATEST
-        if start.ledger_id < 0:
-            return EARLIEST
         if start > self.log.last_position:
             return initial
         return start

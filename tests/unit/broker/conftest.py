@@ -14,7 +14,8 @@ from braid.broker.config import BrokerConfig
 from braid.broker.server import BrokerServer
 from braid.broker.service import BrokerService
 from braid.broker.topic import Topic
-from braid.errors import LedgerStoreReadOnly
+from braid.errors import LedgerStoreReadOnly, StorageUnavailable
+from braid.ledger.api import LedgerReader
 from braid.ledger.backends import memory as memory_ledgers
 from braid.managedledger.api import SingleStore
 from braid.managedledger.cache import EntryCache
@@ -36,6 +37,12 @@ class FlakyLedgers(memory_ledgers.MemoryLedgerStore):
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
         self.is_held = False
+        self.is_unreadable = False
+
+    async def open(self, ledger_id: int, *, fence: bool) -> LedgerReader:
+        if self.is_unreadable:
+            raise StorageUnavailable("The disk does not answer.")
+        return await super().open(ledger_id, fence=fence)
 
     def _confirm(self) -> None:
         if not self.is_held:

@@ -291,16 +291,19 @@ async def test_1_10_reading_pauses_at_the_limit_of_pending_publishes_and_resumes
     await client.settle()
 
 
+def room(connection: Any, client: Any, size: int) -> None:
+    """How much the kernel keeps between broker and client."""
+    connection._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+    client._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+
+
 @pytest.mark.inv("INV17")
 async def test_a_peer_that_asks_and_never_reads_costs_bounded_memory(world: Any, until: Any) -> None:
     broker = await world.broker(write_high_water_bytes=4096)
     client = await broker.client()
     connection = next(iter(broker.server.connections))
     client.stop_reading()
-    for end in (client, connection):  # little room in between
-        sock = end._transport.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    room(connection, client, 65_536)
     ask = encode(CommandType.CONSUMER_STATS, CommandConsumerStats(request_id=1, consumer_id=5))
     count = 20_000
     client.send(ask * count)

@@ -240,6 +240,13 @@ async def test_5_2_trap_4_a_reader_starts_at_the_given_entry_inclusive(
     assert await client.settle() == []
 
 
+async def test_5_2_a_reader_s_start_beyond_the_end_means_the_initial_position(broker: Any, client: RawClient) -> None:
+    positions = await filled(broker, 2)
+    beyond = id_of(Position(positions[0].ledger_id, 1000))
+    await client.subscribe(TOPIC, "r", durable=False, start_message_id=beyond, initial=EARLIEST, permits=10)
+    assert await client.payloads(2) == [b"0", b"1"]
+
+
 async def test_5_2_a_reader_s_position_ends_with_its_last_consumer(broker: Any, client: RawClient) -> None:
     await filled(broker, 2)
     await client.subscribe(TOPIC, "reader", durable=False, permits=10, start_message_id=id_of(Position(-1, -1)))
@@ -934,3 +941,20 @@ async def test_a_broker_that_stops_tells_its_clients_and_answers_no_more(
     assert CommandType.CLOSE_PRODUCER in client.kinds()
     assert CommandType.CLOSE_CONSUMER in client.kinds()
     assert [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == []
+
+
+@pytest.mark.parametrize("sub_type", [EXCLUSIVE, SHARED])
+async def test_a_failing_read_is_tried_again_and_loses_nothing(world: Any, sub_type: SubType) -> None:
+    broker = await world.broker(NO_CACHE)
+    positions = await filled(broker, 5)
+    client = await broker.client()
+    world.ledgers.is_unreadable = True
+    await client.subscribe(TOPIC, sub_type=sub_type, initial=EARLIEST, permits=100)
+    await client.settle()
+    await world.advance(1)
+    assert await client.settle() == []
+    world.ledgers.is_unreadable = False
+    await world.advance(1)
+    assert [at(each) for each in await client.messages(5)] == positions
+    client.redeliver()
+    assert [at(each) for each in await client.messages(5)] == positions

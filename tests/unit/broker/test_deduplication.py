@@ -107,9 +107,12 @@ async def test_rule_4_chunks_are_known_by_their_metadata_even_if_the_command_doe
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-async def test_rule_4_a_message_of_which_only_some_chunks_are_stored_can_be_sent_again(world: Any, end: str) -> None:
+@pytest.mark.parametrize("snapshot", [1, 1000])
+async def test_rule_4_a_message_of_which_only_some_chunks_are_stored_can_be_sent_again(
+    world: Any, end: str, snapshot: int
+) -> None:
     """Whatever is remembered of the first chunk: taking the last one for a duplicate would lose the message."""
-    broker = await world.broker(deduplication=True, deduplication_snapshot_entries=1)
+    broker = await world.broker(deduplication=True, deduplication_snapshot_entries=snapshot)
     client = await broker.client()
     await client.producer(TOPIC, name="p")
     await client.store(b"first half", 1, chunk=("p-1", 0, 2))
@@ -185,6 +188,17 @@ async def test_rule_6_the_state_survives_a_restart_by_snapshot_and_replay(world:
     assert await client.store(b"dup", 4, 1) == NOWHERE
     assert await client.store(b"dup", 41, 2) == NOWHERE
     assert await client.store(b"new", 5, 1) > NOWHERE
+
+
+async def test_rule_6_a_snapshot_is_taken_every_so_many_entries(world: Any) -> None:
+    """It bounds the replay of the next load, and lets old ledgers go."""
+    broker = await world.broker(deduplication=True, deduplication_snapshot_entries=3)
+    client = await broker.client()
+    await client.producer(TOPIC, name="p")
+    positions = [await client.store(b"x", number) for number in range(8)]
+    cursor = broker.topic(TOPIC).log.cursors[CURSOR_NAME]
+    assert cursor.mark_delete == positions[5]
+    assert cursor.position_properties == {"p": 5}
 
 
 async def test_rule_6_the_number_of_remembered_producers_is_bounded(world: Any) -> None:

@@ -33,6 +33,20 @@ FENCING = ProducerAccessMode.EXCLUSIVE_WITH_FENCING
 EARLIEST = InitialPosition.EARLIEST
 
 
+def slow_properties(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
+    """From now on a log's properties (the topic epoch) are written when the second event is set; the first says: it began."""
+    reached, go = asyncio.Event(), asyncio.Event()
+    write = ManagedLedger.set_properties
+
+    async def slow(log: ManagedLedger, changes: Any) -> Any:
+        reached.set()
+        await go.wait()
+        return await write(log, changes)
+
+    monkeypatch.setattr(ManagedLedger, "set_properties", slow)
+    return reached, go
+
+
 # 4.1 Creation.
 
 
@@ -130,6 +144,26 @@ async def test_4_2_a_higher_epoch_of_the_same_id_on_the_same_connection_replaces
     assert await client.store(b"x", 0)
 
 
+async def test_4_2_a_producer_that_is_closing_keeps_its_name_unless_a_higher_epoch_comes(
+    world: Any, broker: Any, until: Any
+) -> None:
+    client = await broker.client(answers_pings=True)
+    await client.producer(TOPIC, name="mine", epoch=1)
+    await client.store(b"0", 0)
+    world.ledgers.hold()
+    client.publish(b"1", 1)
+    await until(lambda: broker.topic(TOPIC).log.pending_entries)
+    client.send(requests.close_producer(70, 1))
+    with pytest.raises(ProducerBusy):
+        await client.producer(TOPIC, name="mine", epoch=1)
+    assert (await client.producer(TOPIC, name="mine", epoch=2)).producer_ready
+    world.ledgers.release()
+    assert (await client.receipt()).sequence_id == 1
+    await client.answer(70)
+    assert await client.store(b"2", 2)
+    assert list(broker.topic(TOPIC).producers) == ["mine"]
+
+
 async def test_a_replaced_producer_with_another_name_or_topic_does_not_stay_behind(broker: Any, client: RawClient) -> None:
     await client.producer(TOPIC, name="old", epoch=1)
     await client.producer(TOPIC, name="new", epoch=2)
@@ -142,6 +176,31 @@ async def test_4_2_an_exclusive_owner_may_be_replaced_by_its_own_higher_epoch(cl
     first = await client.producer(TOPIC, name="mine", mode=EXCLUSIVE, epoch=1)
     again = await client.producer(TOPIC, name="mine", mode=EXCLUSIVE, epoch=2, topic_epoch=first.topic_epoch)
     assert again.topic_epoch == first.topic_epoch
+
+
+async def test_4_2_while_one_name_is_probed_other_producers_are_admitted(world: Any, broker: Any) -> None:
+    old, new, other = [await broker.client() for _ in range(3)]
+    await old.producer(TOPIC, name="same")
+    new.send(requests.producer(5, 1, TOPIC, name="same"))
+    await old.expect(CommandType.PING)
+    assert (await other.producer(TOPIC, name="other")).producer_ready
+    await world.advance(5.1)
+    assert (await new.answer(5)).producer_ready
+    assert sorted(broker.topic(TOPIC).producers) == ["other", "same"]
+
+
+async def test_4_2_of_many_that_want_a_dead_producer_s_name_one_gets_it(world: Any, broker: Any) -> None:
+    old = await broker.client()
+    await old.producer(TOPIC, name="same")
+    rivals = [await broker.client(answers_pings=True) for _ in range(4)]
+    for rival in rivals:
+        rival.send(requests.producer(5, 1, TOPIC, name="same"))
+    await old.expect(CommandType.PING)
+    await rivals[-1].settle()
+    await world.advance(5.1)
+    results = await asyncio.gather(*(rival.answer(5) for rival in rivals), return_exceptions=True)
+    assert sorted(type(each).__name__ for each in results) == ["CommandProducerSuccess", *["ProducerBusy"] * 3]
+    assert list(broker.topic(TOPIC).producers) == ["same"]
 
 
 async def test_the_dead_exclusive_owner_of_a_name_is_dropped_and_its_access_with_it(world: Any, broker: Any) -> None:
@@ -273,8 +332,26 @@ async def test_4_3_a_waiter_that_closes_leaves_the_queue(broker: Any) -> None:
     await second.producer(TOPIC, mode=WAIT, request_id=5)
     await first.close_producer()
     await owner.close_producer()
-    assert (await second.answer(5)).producer_ready
+    ready = await second.answer(5)
+    assert (ready.producer_ready, ready.topic_epoch) == (True, 1)
     assert first.inbox == []
+
+
+async def test_4_3_a_waiter_lost_while_its_epoch_is_written_makes_way_for_the_next(
+    broker: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, dying, waiter = [await broker.client() for _ in range(3)]
+    await owner.producer(TOPIC, mode=EXCLUSIVE)
+    await dying.producer(TOPIC, mode=WAIT)
+    await waiter.producer(TOPIC, mode=WAIT, request_id=5)
+    reached, go = slow_properties(monkeypatch)
+    await owner.close_producer()
+    await reached.wait()
+    dying.close()
+    await until(lambda: len(broker.server.connections) == 2)
+    go.set()
+    assert (await waiter.answer(5)).producer_ready
+    assert len(broker.topic(TOPIC).producers) == 1
 
 
 async def test_4_3_the_topic_epoch_grows_and_fences_over_a_restart(world: Any, broker: Any) -> None:
@@ -612,15 +689,7 @@ async def test_a_producer_admitted_while_the_topic_closes_is_refused(
     """The epoch of an exclusive owner is being written when the topic is unloaded."""
     await client.subscribe(TOPIC)
     topic = broker.topic(TOPIC)
-    reached, go = asyncio.Event(), asyncio.Event()
-    write = ManagedLedger.set_properties
-
-    async def slow(log: ManagedLedger, changes: Any) -> Any:
-        reached.set()
-        await go.wait()
-        return await write(log, changes)
-
-    monkeypatch.setattr(ManagedLedger, "set_properties", slow)
+    reached, go = slow_properties(monkeypatch)
     client.send(requests.producer(50, 1, TOPIC, access_mode=EXCLUSIVE))
     await reached.wait()
     topic.disconnect_all()
@@ -662,3 +731,12 @@ async def test_shared_type_needs_no_exclusive_access(broker: Any) -> None:
         await client.producer(TOPIC, name=f"p{number}")
         await client.subscribe(TOPIC, sub_type=SubType.SHARED)
     assert len(broker.topic(TOPIC).producers) == 3
+
+
+async def test_no_publish_is_forgotten_while_the_log_changes_ledgers(world: Any) -> None:
+    """An entry that arrives while the end of the last ledger is being written down must be stored without another push."""
+    broker = await world.broker(ManagedLedgerConfig(max_entries_per_ledger=2, min_ledger_age_ms=0))
+    client = await broker.client()
+    await client.producer(TOPIC)
+    for number in range(20):
+        assert await client.store(b"%d" % number, number)

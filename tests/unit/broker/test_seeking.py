@@ -324,19 +324,3 @@ async def test_5_9_a_reader_at_the_end_of_a_fresh_ledger_sees_equal_positions(wo
 async def test_5_9_a_partition_is_named_in_the_id(client: RawClient) -> None:
     await client.subscribe(f"{TOPIC}-partition-3")
     assert (await client.last_message_id()).last_message_id.partition == 3
-
-
-async def test_5_9_when_all_data_is_trimmed_there_is_no_last_message(world: Any) -> None:
-    """Else a reader from the beginning would wait for a message that is gone."""
-    broker = await world.broker(ManagedLedgerConfig(max_entries_per_ledger=2, min_ledger_age_ms=0))
-    client = await broker.client()
-    await client.producer(TOPIC)
-    await client.subscribe(TOPIC, permits=100)
-    positions = [await client.store(b"%d" % number, number) for number in range(2)]
-    await client.settle()
-    await client.acked(*positions)
-    log = broker.topic(TOPIC).log
-    await log.trim()
-    reply = await client.last_message_id()
-    expected = positions[-1] if log.total_entries else Position(-1, -1)
-    assert position_of(reply.last_message_id) == expected

@@ -223,7 +223,7 @@ async def last_message_id(connection: BrokerConnection, body: messages.CommandGe
     """The last entry, with the index of its last message inside a batch, and how far the subscription is acknowledged."""
     consumer = _consumer(connection, body.consumer_id)
     log = consumer.subscription.log
-    last = log.last_position if log.total_entries else EARLIEST
+    last = log.last_position
     batch_index = -1
     if last.ledger_id >= 0:
         entries = log.read_cached(last, 1, 1) or await log.read(last, 1, 1)

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use futures::StreamExt;
 use pulsar::consumer::{DeadLetterPolicy, InitialPosition};
 use pulsar::producer::ProducerOptions;
 use pulsar::proto::{schema, MessageIdData, Schema};
@@ -82,9 +83,14 @@ pub async fn seek(world: &World) -> Outcome<()> {
         .into_reader()
         .await
         .map_err(because("create reader"))?;
-    for number in 0..150 {
-        let got = number_of(&receive(&mut reader).await?)?;
-        need!(got == number % 100, "the reader got {got} when {} was due", number % 100);
+    for (id, time, first) in [(None, None, 0), (Some(id_of(places[40])), None, 40), (None, Some(middle), 100)] {
+        if first > 0 {
+            reader.seek(id, time).await.map_err(because("reader seek"))?;
+        }
+        for number in first..150 {
+            let got = number_of(&receive(&mut reader).await?)?;
+            need!(got == number % 100, "the reader from {first} got {got} when {} was due", number % 100);
+        }
     }
     Ok(())
 }
@@ -311,8 +317,14 @@ pub async fn terminated(world: &World) -> Outcome<()> {
         let message = expect(&mut consumer, number, "after the end").await?;
         acknowledge(&mut consumer, &message).await?;
     }
-    nothing(&mut consumer, "after the end").await?;
-    let after = world.ask(&format!("consumer {topic}")).await?;
-    need!(before == after, "the connection changed: {before}, then {after}");
-    close(consumer).await
+    // Told of the end, this client ends the stream and keeps the connection.
+    let end = timeout(PATIENT, consumer.next()).await.map_err(because("the end of the topic was never told"))?;
+    need!(end.is_none(), "something came after the end");
+    drop(consumer);
+    let mut other = world.subscribe(&world.topic("nack"), "nack", SubType::Shared).await?;
+    let after = world.ask(&format!("consumer {}", world.topic("nack"))).await?;
+    let peer = |text: &str| text.split(' ').next().map(str::to_owned);
+    need!(peer(&before) == peer(&after), "the connection changed: {before}, then {after}");
+    nothing(&mut other, "on another topic").await?;
+    close(other).await
 }

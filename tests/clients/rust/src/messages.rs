@@ -100,6 +100,11 @@ pub async fn nothing(consumer: &mut Receiver, when: &str) -> Outcome<()> {
     }
 }
 
+/// Whether a message is the last of its batch, or in none.
+pub fn ends_batch(message: &Received) -> bool {
+    message.message_id().batch_index.is_none_or(|index| index + 1 == message.message_id.batch_size.unwrap_or(1))
+}
+
 /// Acknowledge and let the client's own task send it: it has no way to say that it did.
 pub async fn acknowledge(consumer: &mut Receiver, message: &Received) -> Outcome<()> {
     consumer.ack(message).await.map_err(because("ack"))

@@ -12,7 +12,7 @@ use pulsar::{ConsumerOptions, SubType, TokioExecutor};
 use tokio::task::LocalSet;
 use tokio::time::{sleep, Instant};
 
-use crate::messages::{acknowledge, batches_of, close, message, number_of, place, receive, Place};
+use crate::messages::{acknowledge, batches_of, close, ends_batch, message, number_of, place, receive, Place};
 use crate::need;
 use crate::world::{because, Outcome, Sender, World};
 
@@ -126,7 +126,11 @@ async fn check_log(world: &World, topic: &str, receipts: &[Place]) -> Outcome<()
         .client
         .reader()
         .with_topic(topic)
-        .with_options(ConsumerOptions::default().with_initial_position(InitialPosition::Earliest).starting_on_message(crate::checks::earliest()))
+        .with_options(
+            ConsumerOptions::default()
+                .with_initial_position(InitialPosition::Earliest)
+                .starting_on_message(crate::checks::earliest()),
+        )
         .into_reader()
         .await
         .map_err(because("create reader"))?;
@@ -141,8 +145,7 @@ async fn check_log(world: &World, topic: &str, receipts: &[Place]) -> Outcome<()
         }
         let at = place(message.message_id());
         places[number].insert(at);
-        let id = message.message_id();
-        if at == last && id.batch_index.is_none_or(|index| index + 1 == message.message_id.batch_size.unwrap_or(1)) {
+        if at == last && ends_batch(&message) {
             break;
         }
     }

@@ -166,11 +166,12 @@ class Catalog:
         self._deleted.clear()
 
     def _created(self, ledger_id: int, data: bytes) -> None:
+        # The snapshot notes ids first and ledgers later: it may know the id but not the ledger, or the ledger but not its id.
+        if not self.ids.is_used(ledger_id):
+            self.ids.take(ledger_id)
         if ledger_id in self.ledgers:
             return
         body = records.decode_create(data)
-        if not self.ids.is_used(ledger_id):  # the snapshot may have seen the id taken but not yet the ledger
-            self.ids.take(ledger_id)
         self.ledgers[ledger_id] = LedgerState(ledger_id, body.created_ms, body.custom)
 
     def _closed(self, state: LedgerState, last: int, where: str) -> None:
