@@ -210,7 +210,9 @@ def watch_arrivals(consumer: Any, kept: Subscribed, where: str) -> None:
     def put(lane: Any, messages: list[Any]) -> None:
         for message in messages:
             if place_of(message) in kept.promised:
-                kept.problems.append(f"{where}: {message.payload[:30]!r} at {message.id} came again although its ack had a receipt")
+                kept.problems.append(
+                    f"{where}: {message.payload[:30]!r} at {message.id} came again although its ack had a receipt"
+                )
         queue(lane, messages)
 
     consumer.put = put
@@ -279,7 +281,9 @@ async def consume(url: str, folder: Path, seed: int) -> None:
         except TimeoutError:
             for task in tasks:
                 if not task.done():
-                    kept[TOPICS[0], SUBSCRIPTIONS[0]].problems.append(f"an acknowledging consumer hangs: {task.get_stack()[-1]}")
+                    kept[TOPICS[0], SUBSCRIPTIONS[0]].problems.append(
+                        f"an acknowledging consumer hangs: {task.get_stack()[-1]}"
+                    )
                     task.cancel()
     result = {key: (dict(each.seen), len(each.promised), each.problems) for key, each in kept.items()}
     (folder / "consumed.pickle").write_bytes(pickle.dumps(result))

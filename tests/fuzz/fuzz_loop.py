@@ -113,7 +113,9 @@ def random_value(rng: Random, field: Any, depth: int) -> Any:
             return None
         return random_message(rng, field.message_type._concrete_class, depth + 1)
     if kind == FieldDescriptor.TYPE_STRING:
-        return rng.choice(NAMES) if "topic" in field.name.lower() else rng.choice(["", "a", "sub", "name", "x" * 300, "\x00", "é"])
+        return (
+            rng.choice(NAMES) if "topic" in field.name.lower() else rng.choice(["", "a", "sub", "name", "x" * 300, "\x00", "é"])
+        )
     if kind == FieldDescriptor.TYPE_BYTES:
         return rng.randbytes(rng.choice((0, 1, 8, 100)))
     if kind == FieldDescriptor.TYPE_BOOL:
@@ -313,7 +315,12 @@ def case(rng: Random, number: int) -> Input:
         ("second CONNECT", [hello(), hello()], "close", -1),
         ("frame over the limit", [hello(), (MAX_MESSAGE + 10240).to_bytes(4, "big") + b"\0\0\0\5abcde"], "close", -1),
         ("negative length", [hello(), b"\xff\xff\xff\xfe\0\0\0\5abcde"], "close", -1),
-        ("command longer than its frame", [hello(), (20).to_bytes(4, "big") + (17).to_bytes(4, "big") + bytes(16)], "close", -1),
+        (
+            "command longer than its frame",
+            [hello(), (20).to_bytes(4, "big") + (17).to_bytes(4, "big") + bytes(16)],
+            "close",
+            -1,
+        ),
         ("not protobuf", [hello(), _framed(b"\x08\x04\x22\x05\xff\xff\xff\xff\xff")], "close", -1),
         ("no sub-message", [hello(), _framed(b"\x08\x05")], "close", -1),
         ("server's command", [hello(), encode(CommandType.SUCCESS, messages.CommandSuccess(request_id=1))], "close", -1),
@@ -547,7 +554,9 @@ class Fuzzer:
             return
         if (one.expect == "close") != peer.is_closed:
             raise Problem(f"{one.kind}: expected {one.expect}, the connection is {'closed' if peer.is_closed else 'open'}")
-        answers = [kind for kind, _ in peer.commands() if kind not in (CommandType.CONNECTED, CommandType.PING, CommandType.PONG)]
+        answers = [
+            kind for kind, _ in peer.commands() if kind not in (CommandType.CONNECTED, CommandType.PING, CommandType.PONG)
+        ]
         if one.expect == "close" and answers:
             raise Problem(f"{one.kind}: closed as it must, but with an answer: {answers}")
         if one.error >= 0:

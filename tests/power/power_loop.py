@@ -60,7 +60,13 @@ KEPT = TOPICS[0]
 """Has one more subscription, which never acknowledges anything."""
 ROUNDS = 4
 """Cuts per seed."""
-PLANTS = ("receipt-before-fsync", "metadata-before-fsync", "no-directory-sync", "checkpoint-before-file-sync", "ack-before-fsync")
+PLANTS = (
+    "receipt-before-fsync",
+    "metadata-before-fsync",
+    "no-directory-sync",
+    "checkpoint-before-file-sync",
+    "ack-before-fsync",
+)
 LEDGERS = local.LocalSettings(
     group_bytes=4000,
     segment_bytes=8000,
@@ -75,7 +81,9 @@ LEDGERS = local.LocalSettings(
 CONFIG = StandaloneConfig(
     broker=BrokerConfig(port=1, bind_address="memory"),
     storage=StorageConfig(data_dir="/data", session_timeout_seconds=3600),
-    managed_ledger=ManagedLedgerConfig(max_entries_per_ledger=7, min_ledger_age_ms=0, max_entries_per_cursor_ledger=4, cache_bytes=4000),
+    managed_ledger=ManagedLedgerConfig(
+        max_entries_per_ledger=7, min_ledger_age_ms=0, max_entries_per_cursor_ledger=4, cache_bytes=4000
+    ),
 )
 
 
@@ -368,9 +376,7 @@ class Life:
         worker = Acknowledger(self, topic, name, kept)
         worker.client = await self._connect(network, worker.told)
         answer = await worker.client.ask(
-            lambda number: requests.subscribe(
-                number, 1, topic, name, kind, "c", initial_position=InitialPosition.EARLIEST
-            )
+            lambda number: requests.subscribe(number, 1, topic, name, kind, "c", initial_position=InitialPosition.EARLIEST)
         )
         if answer.type == CommandType.SUCCESS:
             kept.is_created = True
@@ -427,7 +433,9 @@ class Life:
             acked = all(position in each.attempted for each in truth.subscriptions.values() if each.is_created)
             is_oldest = first is None or position < first
             who = [name for name, each in truth.subscriptions.items() if position not in each.attempted]
-            promise(acked and is_oldest, f"{topic}: {position} has a receipt and is gone (first {first}, unacknowledged by {who})")
+            promise(
+                acked and is_oldest, f"{topic}: {position} has a receipt and is gone (first {first}, unacknowledged by {who})"
+            )
 
     def _check_producers(self, topic: str, truth: TopicTruth, found: dict[Position, Delivery]) -> None:
         last: dict[str, int] = defaultdict(lambda: -1)
@@ -614,7 +622,9 @@ def run_seed(seed: int, plant: str = "") -> Outcome:
 
     async def live() -> None:
         broken: list[BaseException] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: broken.append(context.get("exception") or Lost(context["message"])))
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _loop, context: broken.append(context.get("exception") or Lost(context["message"]))
+        )
         for number in range(ROUNDS):
             await life.boot(rng.randint(0, 60) if number and rng.random() < 0.3 else rng.randint(60, 700))
             for error in broken:

@@ -322,11 +322,12 @@ class LogAppender:
                     await self._close_ledger(self._leaving)
                 if self._unsettled is not None:
                     await self._settle_ledger(self._unsettled)
-                if not self._queue:
+                if self._queue:
+                    await self._create_ledger()
+                elif self._has_news:
+                    await self._commit(list)  # adds may have come meanwhile: look again
+                elif self._leaving is None and self._unsettled is None:
                     break
-                await self._create_ledger()
-            if self._has_news:
-                await self._commit(list)
         except LedgerFenced as error:
             self._fence(error)
             return error

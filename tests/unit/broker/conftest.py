@@ -155,6 +155,7 @@ class World:
         await self.clock.advance(seconds)
 
     async def close(self) -> None:
+        self.ledgers.release()
         for client in self.clients:
             client.close()
         for broker in self.brokers:
