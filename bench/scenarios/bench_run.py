@@ -58,3 +58,9 @@ class Run:
         """Keep figures and show them."""
         show(figures, self.figures[-1].group if self.figures else "")
         self.figures += figures
+
+    def progress(self, text: str) -> None:
+        """Say what is going on, to whoever watches."""
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r\x1b[K{text}\r")
+            sys.stderr.flush()

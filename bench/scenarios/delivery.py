@@ -17,7 +17,7 @@ from bench.shapes import BATCHES, SIZES_OF_MESSAGES, TOPICS, Shape
 TARGETS = (12.0, 18.0)
 CACHE_BYTES = 256 << 20
 """Larger than the default, so that a backlog of large entries is long enough to be measured."""
-BACKLOG_BYTES = 64 << 20
+BACKLOG_BYTES = 32 << 20
 KINDS = {EXCLUSIVE: "Exclusive", SHARED: "Shared"}
 
 
@@ -29,7 +29,7 @@ def shapes(run: Run, topics: int) -> list[Shape]:
 
 
 def backlog_job(run: Run, shape: Shape, broker: Process, mode: str, kind: int, subscriptions: tuple[str, ...]) -> Job:
-    entries = shape.entries(20_000 if run.is_quick else 100_000, BACKLOG_BYTES)
+    entries = shape.entries(20_000 if run.is_quick else 50_000, BACKLOG_BYTES)
     prefix = f"backlog-{shape.topics}-{shape.size}-{shape.batch}"
     return Job(
         mode=mode,
@@ -48,9 +48,10 @@ def measure(run: Run) -> None:
     """Every shape on a broker of its own: what an earlier one left in memory or on disk must not count for the next."""
     floor = floors(run, "drain")
     found: list[Figure] = []
-    for topics in TOPICS:
-        for shape in shapes(run, topics):
-            found += _measure_shape(run, shape, floor[shape.batch, shape.size])
+    wanted = [shape for topics in TOPICS for shape in shapes(run, topics)]
+    for number, shape in enumerate(wanted, 1):
+        run.progress(f"delivery {number} of {len(wanted)}: {shape.name}")
+        found += _measure_shape(run, shape, floor[shape.batch, shape.size])
     groups = dict.fromkeys(figure.group for figure in found)
     run.add([figure for group in groups for figure in found if figure.group == group])
 

@@ -27,10 +27,10 @@ def shapes(run: Run) -> list[Shape]:
 
 
 def publish_job(run: Run, shape: Shape, port: int, pid: int, prefix: str, *, is_floor: bool = False) -> Job:
-    entries = shape.entries(30_000 if run.is_quick else 100_000, (64 if run.is_quick else 128) << 20)
+    entries = shape.entries(30_000 if run.is_quick else 60_000, (32 if run.is_quick else 64) << 20)
     warm = shape.entries(entries // 5, 1 << 40)
     return Job(
-        mode="publish", port=port, pid=pid, shape=shape, prefix=prefix, entries=entries, warm=warm, seconds=3, is_floor=is_floor
+        mode="publish", port=port, pid=pid, shape=shape, prefix=prefix, entries=entries, warm=warm, seconds=2, is_floor=is_floor
     )
 
 

@@ -29,7 +29,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-
 from braid.broker.config import BrokerConfig
 from braid.errors import BraidError
 from braid.ledger.backends import local
