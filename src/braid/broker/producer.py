@@ -16,7 +16,7 @@ from braid.broker.dedup import PARTIAL, Verdict
 from braid.broker.link import Link
 from braid.errors import BraidError, ChecksumMismatch, NotAllowed, ProtocolError, StorageUnavailable
 from braid.wire.encode import send_receipt
-from braid.wire.entries import message_count, verify
+from braid.wire.entries import admit
 from braid.wire.peek import chunk_of, has_checksum, with_checksum
 from braid.wire.replies import send_error
 from braid.wire.server import Send
@@ -96,10 +96,10 @@ class Producer:
         sequence_id = send.sequence_id
         if not self.admission.is_ready:
             raise ProtocolError(f"Producer {self.producer_id} sent a message while it waits for exclusive access.")
-        if not verify(body):
+        messages = admit(body)
+        if not messages:
             self._refuse(send, ChecksumMismatch(f"The checksum of message {sequence_id} does not fit its bytes."))
             return
-        messages = message_count(body)
         if messages != send.num_messages or send.txn_most is not None or send.txn_least is not None:
             self._refuse(send, _why_not_allowed(send, messages))
             return

@@ -1,7 +1,7 @@
 """Entries: `[0x0e01, CRC,] metadata size, metadata, payload`, the blob that travels unchanged from producer to consumer, and
 the broker's own metadata (`0x0e02, size, BrokerEntryMetadata`) that stands in front of it in storage.
 
-Owns reading and building both. Looks at metadata only; never opens a payload. Hot: `verify`, `message_count`, `split_entry`.
+Owns reading and building both. Looks at metadata only; never opens a payload. Hot: `admit`, `split_entry`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _TIME_BIAS: Final = 0x80 + (0x80 << 7) + (0x80 << 14) + (0x80 << 21) + (0x80 << 
 """What the five continuation bits of a six-byte number add up to."""
 _parse: Final = MessageMetadata.FromString
 _unpack_checksum: Final = _CHECKSUM.unpack_from
+_unpack_head: Final = Struct(">HII").unpack_from
 _unpack_broker: Final = _BROKER.unpack_from
 
 
@@ -63,6 +64,28 @@ def message_count(entry: bytes) -> int:
     count: int = entry_metadata(entry).num_messages_in_batch
     if count < 1:
         raise ProtocolError(f"The metadata of an entry counts {count} messages; an entry holds at least one.")
+    return count
+
+
+def admit(entry: bytes) -> int:
+    """`verify` and `message_count` in one pass, for every entry published: the number of messages, 0 for a wrong checksum."""
+    if len(entry) < 10:
+        return message_count(entry) if verify(entry) else 0
+    magic, checksum, size = _unpack_head(entry)
+    if magic != MAGIC_CHECKSUM:
+        return message_count(entry)
+    if crc32c(entry[6:]) != checksum:
+        return 0
+    end = 10 + size
+    if end > len(entry):
+        raise ProtocolError(f"An entry of {len(entry)} bytes cannot hold the {size} bytes of metadata it announces.")
+    try:
+        metadata = _parse(entry[10:end])
+    except DecodeError:
+        raise ProtocolError("The metadata of an entry is not valid protobuf; the producer's client is broken.") from None
+    count: int = metadata.num_messages_in_batch
+    if count < 1 or not metadata.IsInitialized():
+        return message_count(entry)  # says what is wrong
     return count
 
 

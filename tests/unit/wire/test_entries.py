@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from braid.errors import EntryCorrupt, ProtocolError
+from braid.wire.checksum import crc32c
 from braid.wire.encode import broker_entry_metadata
-from braid.wire.entries import build_entry, entry_metadata, message_count, payload_offset, split_entry, verify
+from braid.wire.entries import admit, build_entry, entry_metadata, message_count, payload_offset, split_entry, verify
 from braid.wire.messages import BrokerEntryMetadata, MessageMetadata
 
 METADATA = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1)
@@ -104,3 +107,37 @@ def test_an_index_that_is_cut_off() -> None:
 
 def test_half_a_transaction_is_none() -> None:
     assert split_entry(stored(broker_timestamp=1, index=2, txn_most_bits=3))[2] is None
+
+
+def _apart(entry: bytes) -> int | str:
+    """What `admit` must say, by its two halves."""
+    if not verify(entry):
+        return 0
+    try:
+        return message_count(entry)
+    except ProtocolError as error:
+        return str(error)
+
+
+def _at_once(entry: bytes) -> int | str:
+    try:
+        return admit(entry)
+    except ProtocolError as error:
+        return str(error)
+
+
+@given(
+    st.sampled_from([build_entry(METADATA, b"payload"), BARE, build_entry(METADATA, b"")]),
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 255)), max_size=3),
+    st.integers(0, 60),
+)
+def test_admitting_is_verifying_and_counting(entry: bytes, changes: list[tuple[int, int]], length: int) -> None:
+    changed = bytearray(entry)
+    for place, value in changes:
+        if place < len(changed):
+            changed[place] = value
+    assert _at_once(bytes(changed[:length])) == _apart(bytes(changed[:length]))
+    resealed = bytes(changed[10:])
+    body = (len(resealed) // 2).to_bytes(4, "big") + resealed
+    sealed = b"\x0e\x01" + crc32c(body).to_bytes(4, "big") + body
+    assert _at_once(sealed) == _apart(sealed)
