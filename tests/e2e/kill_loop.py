@@ -46,6 +46,8 @@ SUBSCRIPTIONS = ("single", "shared")
 MAX_PENDING = 500
 PLANTS = ("early-receipt", "reorder", "forgotten-acks")
 BROKER_SETTINGS = {
+    "BRAID__LEDGER__SEGMENT_BYTES": str(16 << 20),
+    "BRAID__LEDGER__CHECKPOINT_BYTES": str(24 << 20),
     "BRAID__BROKER__RETENTION_MINUTES": "-1",
     "BRAID__BROKER__RETENTION_MB": "-1",
     "BRAID__MANAGED_LEDGER__MAX_ENTRIES_PER_LEDGER": "3000",

@@ -152,7 +152,7 @@ class TopicConsumer(Attachment):
                 self._open_batches[position] = still_open
             else:
                 self._open_batches.pop(position, None)
-        self._acks[position] = still_open
+        self._acks[position] = self._acks.get(position, -1) & still_open  # one that waits for a connection knows of others
         self._queue_acks()
 
     async def acknowledged(self) -> None:

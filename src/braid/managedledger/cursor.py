@@ -163,9 +163,11 @@ class ManagedCursor:
     def _taken(self, entries: list[Entry]) -> list[Entry]:
         last = entries[-1]
         self.read_position = Position(last.ledger_id, last.entry_id + 1)
-        if self._ranges:
-            ranges = self._ranges
-            return [entry for entry in entries if (entry.ledger_id, entry.entry_id) not in ranges]
+        first = entries[0]
+        # While they were read from storage, acknowledgments may have moved the mark-delete position over some of them.
+        mark_delete, ranges = self.mark_delete, self._ranges
+        if ranges or (first.ledger_id, first.entry_id) <= mark_delete:
+            return [e for e in entries if (at := (e.ledger_id, e.entry_id)) > mark_delete and at not in ranges]
         return entries
 
     # ---- acknowledging ----------------------------------------------------------------------------------------------------
