@@ -132,7 +132,7 @@ class Sender:
         window = MAX_PENDING
         while not stop.is_set():
             with self.drained:
-                self.drained.wait_for(lambda: self.sent - len(self.receipts) < window or stop.is_set(), 1)
+                self.drained.wait_for(lambda most=window: self.sent - len(self.receipts) < most or stop.is_set(), 1)
             for _ in range(self.rng.randint(1, 40 if self.is_batching else 8)):
                 number, self.sent = self.sent, self.sent + 1
                 self.board.put(2 * self.number, self.sent)
@@ -273,8 +273,8 @@ async def consume(url: str, folder: Path, seed: int) -> None:
                 tasks.append(group.create_task(acknowledge_loop(consumer, kept[topic, name], rng)))
         say("running")
         await stop.wait()
-        while loop.time() - max(each.latest for each in kept.values()) < 2:
-            await asyncio.sleep(0.1)
+        while (rest := max(each.latest for each in kept.values()) + 2 - loop.time()) > 0:
+            await asyncio.sleep(rest)
         try:
             async with asyncio.timeout(20):
                 for consumer in consumers:
@@ -336,7 +336,7 @@ def run_planted(plant: str, arguments: list[str]) -> None:
     elif plant == "reorder":
         commit.write_group = reorder
     else:
-        ManagedCursor.flush = flush  # type: ignore[method-assign]
+        ManagedCursor.flush = flush  # type: ignore[method-assign, assignment]
     app(arguments)
 
 
@@ -587,7 +587,7 @@ async def read_own(url: str, topic: str, expected: int) -> list[tuple[MessagePla
     from braid.client import connect
     from braid.errors import DeadlineExceeded
 
-    found = []
+    found: list[tuple[MessagePlace, bytes]] = []
     async with connect(url) as client:
         consumer = await client.consumer(topic, "read-back", initial="earliest")
         try:

@@ -1,7 +1,8 @@
 """A full, failing or decaying disk under a real `braid standalone` process.
 
-No space: publishes are refused, reads go on, publishing resumes by itself, nothing acknowledged is lost. A failed fsync or an I/O
-error ends the process with a clear message. A changed bit is named, with its file, at the start or at the read, never served.
+No space: publishes are refused, reads go on, publishing resumes by itself, nothing acknowledged is lost. A failed fsync or an
+I/O error ends the process with a clear message. A changed bit is named, with its file, at the start or at the read, and
+never served.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from braid.testing.raw_client import RawClient, payload_of
+from braid.model.positions import Position
+from braid.testing.raw_client import RawClient, id_of, payload_of
 from braid.wire.commands import Command
 from braid.wire.types import CommandType, InitialPosition
 
@@ -49,10 +52,11 @@ class Process:
     """A broker process."""
 
     def __init__(self, data_dir: Path, *, command: list[str] | None = None, env: dict[str, str] | None = None) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - a pipe that nobody empties would stop the broker
         self.process = subprocess.Popen(
             [*(command or COMMAND), *OPTIONS, str(data_dir)],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
             env={**os.environ, **(env or {})},
         )
@@ -67,8 +71,10 @@ class Process:
         return self.wait()
 
     def wait(self) -> tuple[int, str]:
-        _, err = self.process.communicate(timeout=30)
-        return self.process.returncode, err
+        self.process.communicate(timeout=30)
+        self._errors.seek(0)
+        with self._errors:
+            return self.process.returncode, self._errors.read()
 
 
 def refusal(data_dir: Path) -> str:
@@ -93,7 +99,7 @@ async def publish(url: str, count: int, size: int = 1000, topic: str = TOPIC) ->
 async def read_back(url: str, count: int, topic: str = TOPIC) -> list[bytes]:
     """The first messages of a topic."""
     client = await RawClient.connect(url, answers_pings=True)
-    await client.subscribe(topic, "check", permits=count, initial=InitialPosition.EARLIEST)
+    await client.subscribe(topic, "check", permits=count, durable=False, start_message_id=id_of(Position(-1, -1)))
     found = [payload_of(delivery) for delivery in await client.messages(count)]
     client.close()
     return found

@@ -106,7 +106,7 @@ def random_message(rng: Random, cls: Any, depth: int = 0) -> Any:
     return body
 
 
-def random_value(rng: Random, field: Any, depth: int) -> Any:
+def random_value(rng: Random, field: Any, depth: int) -> Any:  # noqa: PLR0911 - one per kind of field
     kind = field.type
     if kind == FieldDescriptor.TYPE_MESSAGE:
         if depth > 2:

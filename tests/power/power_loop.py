@@ -1,9 +1,9 @@
 """Power cuts of the whole broker: seeded load, the power goes in the middle of a file operation, reboot, check, again.
 
-Broker, managed ledgers, the `local` ledger store and the metadata engine (on the file journal, since SQLite does its own I/O) run
-in one thread on one disk that forgets every byte that was not synced. Clients speak the real binary protocol over connections in
-memory. Small limits force ledger rollovers, cursor rollovers, checkpoints and trimming; a cut may hit any of them and the
-recovery, too. After each reboot:
+Broker, managed ledgers, the `local` ledger store and the metadata engine (on the file journal, since SQLite does its own I/O)
+run in one thread on one disk that forgets every byte that was not synced. Clients speak the real binary protocol over
+connections in memory. Small limits force ledger rollovers, cursor rollovers, checkpoints and trimming; a cut may hit any of
+them and the recovery, too. After each reboot:
 
 - every message with a receipt is there, at the position the receipt named, unless every subscription acknowledged it and
   the log was trimmed; nothing is there twice, nothing that was not sent; each producer's messages stand in the order sent;
@@ -603,9 +603,9 @@ def planted(plant: str) -> Iterator[None]:
         """The acknowledgment is confirmed as if the cursor were durable."""
 
     if plant == "checkpoint-before-file-sync":
-        BlockWriter.sync = no_sync  # type: ignore[method-assign]
+        BlockWriter.sync = no_sync  # type: ignore[method-assign, assignment]
     elif plant == "ack-before-fsync":
-        ManagedCursor.flush = no_flush  # type: ignore[method-assign]
+        ManagedCursor.flush = no_flush  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

@@ -17,7 +17,11 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     )
     bind_address: Annotated[str, setting("Address or host name to listen on", alias="bindAddress")] = "localhost"
     advertised_address: Annotated[
-        str, setting("Host name told to clients; empty = the bind address", alias="advertisedAddress")
+        str,
+        setting(
+            "Host name told to clients; empty = the bind address, or the machine's name if that is all addresses",
+            alias="advertisedAddress",
+        ),
     ] = ""
     port: Annotated[
         int, setting("Port of the binary protocol; 0 = any free one", ge=0, le=65535, alias="brokerServicePort")

@@ -11,7 +11,7 @@ from types import TracebackType
 
 from braid.broker.connection import BrokerConnection
 from braid.broker.service import BrokerService
-from braid.runtime.network import Listener
+from braid.runtime.network import Listener, public_name, url_host
 
 
 class BrokerServer:
@@ -35,8 +35,8 @@ class BrokerServer:
         self._listener = await self.service.runtime.network.listen(
             config.bind_address, config.port, lambda: BrokerConnection(self.service, self.connections)
         )
-        host = config.advertised_address or config.bind_address
-        self.service.service_url = f"pulsar://{host}:{self.port}"
+        host = config.advertised_address or public_name(config.bind_address)
+        self.service.service_url = f"pulsar://{url_host(host)}:{self.port}"
         return self
 
     async def __aexit__(

@@ -63,6 +63,16 @@ class SystemNetwork:
         return transport, protocol
 
 
+def public_name(bind_address: str) -> str:
+    """What others should call the host that listens on `bind_address`: the machine's name if it listens on all addresses."""
+    return socket.gethostname() if bind_address in ("", "0.0.0.0", "::") else bind_address
+
+
+def url_host(host: str) -> str:
+    """A host as it stands in a URL: IPv6 addresses in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 def _bind_same_port(infos: list[tuple[Any, ...]], port: int) -> list[socket.socket]:
     """Bind every address on one port. With port 0 the first address picks it; a clash on the others picks anew."""
     addresses = list(dict.fromkeys((info[0], info[4]) for info in infos))

@@ -23,6 +23,7 @@ from braid.managedledger.factory import ManagedLedgerFactory
 from braid.managedledger.schemas import SchemaStorage
 from braid.runtime import plugins
 from braid.runtime.env import Runtime
+from braid.runtime.network import public_name, url_host
 from braid.runtime.tasks import Tasks
 from braid.web.config import StandaloneConfig
 
@@ -108,7 +109,8 @@ class Standalone:
         admin = Admin(self.service, self.server, lambda: not getattr(self.ledgers, "is_read_only", False))
         http = HttpServer(self.runtime, make_app(admin), broker.bind_address, broker.http_port)
         await self._listen("HTTP server", broker.http_port, self._stack.enter_async_context(http))
-        self.http_url = admin.http_url = f"http://{broker.advertised_address or broker.bind_address}:{http.port}"
+        host = broker.advertised_address or public_name(broker.bind_address)
+        self.http_url = admin.http_url = f"http://{url_host(host)}:{http.port}"
         tasks = Tasks("web")
         self._stack.push_async_callback(tasks.close)
         tasks.spawn(watch_loop_lag(admin), "loop-lag")
