@@ -132,7 +132,8 @@ class Sender:
         window = MAX_PENDING
         while not stop.is_set():
             with self.drained:
-                self.drained.wait_for(lambda most=window: self.sent - len(self.receipts) < most or stop.is_set(), 1)
+                while self.sent - len(self.receipts) >= window and not stop.is_set():
+                    self.drained.wait(1)
             for _ in range(self.rng.randint(1, 40 if self.is_batching else 8)):
                 number, self.sent = self.sent, self.sent + 1
                 self.board.put(2 * self.number, self.sent)

@@ -22,7 +22,7 @@ from braid.testing.files import ForgetfulFiles
 from braid.testing.raw_client import entry, hello, id_of, position_of
 from braid.wire import requests
 from braid.wire.client import Delivery
-from braid.wire.types import AckType, InitialPosition, SubType
+from braid.wire.types import AckType, CommandType, InitialPosition, SubType
 
 SEEDS = 40
 PLANTED_SEEDS = 3
@@ -60,7 +60,7 @@ def test_a_planted_bug_is_caught(plant: str) -> None:
 @pytest.mark.inv("INV3")
 async def test_a_ledger_created_during_a_checkpoint_keeps_its_id() -> None:
     """The snapshot knew the ledger but not that its id was taken; after a restart the id was given away again."""
-    for wait in range(12):
+    for wait in range(40):
         disk = ForgetfulFiles(Random(1))
         runtime = replace(Runtime(), files=disk, threads=InlineThreads(), random=Random(2))
         store = await open_store(runtime, path=Path("/data"), settings=LEDGERS)
@@ -96,7 +96,8 @@ async def test_what_is_acknowledged_while_it_is_read_from_disk_is_not_delivered(
                 for number in range(5):
                     client.send(requests.send(1, number, entry(b"%d" % number, number)))
                 await turns(20)
-                positions = [position_of(event.body.message_id) for event in received if not isinstance(event, Delivery)][1:]
+                receipts = [each.body for each in received if each.type == CommandType.SEND_RECEIPT]
+                positions = [position_of(body.message_id) for body in receipts]
                 assert len(positions) == 5
                 continue
             received.clear()
