@@ -274,8 +274,10 @@ async def consume(url: str, folder: Path, seed: int) -> None:
                 tasks.append(group.create_task(acknowledge_loop(consumer, kept[topic, name], rng)))
         say("running")
         await stop.wait()
-        while (rest := max(each.latest for each in kept.values()) + 2 - loop.time()) > 0:
-            await asyncio.sleep(rest)
+        quiet_at = loop.time() + 2
+        while quiet_at > loop.time():
+            await asyncio.sleep(quiet_at - loop.time())
+            quiet_at = max(each.latest for each in kept.values()) + 2
         try:
             async with asyncio.timeout(20):
                 for consumer in consumers:
@@ -297,7 +299,7 @@ async def consume(url: str, folder: Path, seed: int) -> None:
 
 def run_planted(plant: str, arguments: list[str]) -> None:
     """`braid standalone` with one promise broken on purpose."""
-    from braid.cli.main import app
+    from braid.cli.main import main as run_braid
     from braid.ledger.backends.local import commit
     from braid.managedledger.cursor import ManagedCursor
 
@@ -338,7 +340,8 @@ def run_planted(plant: str, arguments: list[str]) -> None:
         commit.write_group = reorder
     else:
         ManagedCursor.flush = flush  # type: ignore[method-assign, assignment]
-    app(arguments)
+    sys.argv = ["braid", *arguments]
+    run_braid()
 
 
 # The conductor.

@@ -27,6 +27,7 @@ import msgspec
 from google.protobuf.descriptor import FieldDescriptor
 
 from braid.broker.config import BrokerConfig
+from braid.managedledger.config import ManagedLedgerConfig
 from braid.model.names import TopicName
 from braid.testing.broker import InProcessBroker
 from braid.testing.raw_client import RawClient, entry, hello, id_of, payload_of, position_of
@@ -38,7 +39,10 @@ from braid.wire.types import FROM_CLIENT, CommandType, InitialPosition, SubType
 from braid.wire.varints import varint
 
 MAX_MESSAGE = 64 << 10
-CONFIG = StandaloneConfig(broker=BrokerConfig(port=0, max_message_size=MAX_MESSAGE, keep_alive_seconds=1, max_partitions=4))
+CONFIG = StandaloneConfig(
+    broker=BrokerConfig(port=0, max_message_size=MAX_MESSAGE, keep_alive_seconds=1, max_partitions=4),
+    managed_ledger=ManagedLedgerConfig(max_entries_per_ledger=2000, min_ledger_age_ms=0),
+)
 GOOD_TOPIC = "persistent://public/default/good"
 NAMES = [f"persistent://public/default/fuzz-{number}" for number in range(6)] + [
     "",
@@ -374,7 +378,7 @@ def make_input(seed: int, number: int) -> Input:
         return case(rng, number)
     name, frames = mutate(rng, conversation(rng))
     if rng.random() < 0.2:
-        other, frames = mutate(rng, frames or [PING])
+        other, frames = mutate(rng, [frame for frame in frames if frame] or [PING])
         name = f"{name} + {other}"
     return Input(number, name, split(rng, frames or [PING], pause=4 if rng.random() < 0.7 else 0))
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.power.power_loop import CONFIG, KEPT, LEDGERS, PLANTS, ROUNDS, Client, Machine, MemoryNetwork, run_seed, turns
 
 from braid.ledger.backends.local import open_store
-from braid.model.positions import Position
 from braid.runtime.env import Runtime
-from braid.runtime.threads import InlineThreads
+from braid.runtime.threads import Done, InlineThreads, InlineWorker, Worker
 from braid.testing.clock import ManualClock
 from braid.testing.files import ForgetfulFiles
 from braid.testing.raw_client import entry, hello, id_of, position_of
@@ -57,12 +57,42 @@ def test_a_planted_bug_is_caught(plant: str) -> None:
 # What the loop has found, as tests of their own.
 
 
+class SlowWorker(InlineWorker):
+    """Reports its jobs some loop turns late."""
+
+    turns = 0
+
+    def post(self, job: Callable[[], Any], done: Done) -> None:
+        def later(left: int, result: Any, error: BaseException | None) -> None:
+            if left:
+                asyncio.get_running_loop().call_soon(later, left - 1, result, error)
+            else:
+                done(result, error)
+
+        super().post(job, partial(later, self.turns))
+
+
+class SlowThreads(InlineThreads):
+    """One worker is slower than the others."""
+
+    def __init__(self, slow: str, turns: int) -> None:
+        self._slow = slow
+        self._turns = turns
+
+    def worker(self, name: str) -> Worker:
+        if name != self._slow:
+            return super().worker(name)
+        worker = SlowWorker(asyncio.get_running_loop())
+        worker.turns = self._turns
+        return worker
+
+
 @pytest.mark.inv("INV3")
 async def test_a_ledger_created_during_a_checkpoint_keeps_its_id() -> None:
     """The snapshot knew the ledger but not that its id was taken; after a restart the id was given away again."""
     for wait in range(40):
         disk = ForgetfulFiles(Random(1))
-        runtime = replace(Runtime(), files=disk, threads=InlineThreads(), random=Random(2))
+        runtime = replace(Runtime(), files=disk, threads=SlowThreads("ledger-files", 8), random=Random(2))
         store = await open_store(runtime, path=Path("/data"), settings=LEDGERS)
         await (await store.create()).add(b"x" * 1000)
         checkpoint = asyncio.get_running_loop().create_task(store.checkpoint())
@@ -77,32 +107,41 @@ async def test_a_ledger_created_during_a_checkpoint_keeps_its_id() -> None:
 
 
 @pytest.mark.parametrize("sub_type", [SubType.EXCLUSIVE, SubType.SHARED])
-async def test_what_is_acknowledged_while_it_is_read_from_disk_is_not_delivered(sub_type: SubType) -> None:
-    """A client that comes back acknowledges at once what it got before; the broker was reading just that."""
+@pytest.mark.parametrize("wait", range(4))
+async def test_what_is_acknowledged_while_it_is_read_is_not_delivered(sub_type: SubType, wait: int) -> None:
+    """A client that comes back acknowledges at once what it got before, while the broker is reading just that from disk."""
     disk = ForgetfulFiles(Random(1))
     received: list[Any] = []
-    positions: list[Position] = []
-    for boot in range(2):
+    slow_reads = SlowThreads("ledger-reads", 40)
+
+    async def boot() -> tuple[Machine, Client]:
         network = MemoryNetwork()
-        runtime = Runtime(clock=ManualClock(), random=Random(2), threads=InlineThreads(), files=disk, network=network)
-        async with Machine(CONFIG, runtime, with_http=False):
-            _, client = await network.connect("memory", 1, lambda: Client(received.append))
-            client.send(hello("Braid-test"))
-            await client.ask(
-                lambda number: requests.subscribe(number, 1, KEPT, "s", sub_type, initial_position=InitialPosition.EARLIEST)
-            )
-            if boot == 0:
-                await client.ask(lambda number: requests.producer(number, 1, KEPT, "p"))
-                for number in range(5):
-                    client.send(requests.send(1, number, entry(b"%d" % number, number)))
-                await turns(20)
-                receipts = [each.body for each in received if each.type == CommandType.SEND_RECEIPT]
-                positions = [position_of(body.message_id) for body in receipts]
-                assert len(positions) == 5
-                continue
-            received.clear()
-            ack = requests.ack(1, [id_of(each) for each in positions[:4]], AckType.INDIVIDUAL, 99)
-            client.send(requests.flow(1, 100) + ack)
-            await turns(60)
-            delivered = [position_of(event.command.message_id) for event in received if isinstance(event, Delivery)]
-            assert delivered == positions[4:]
+        runtime = Runtime(clock=ManualClock(), random=Random(2), threads=slow_reads, files=disk, network=network)
+        machine = await Machine(CONFIG, runtime, with_http=False).__aenter__()
+        _, client = await network.connect("memory", 1, lambda: Client(received.append))
+        client.send(hello("Braid-test"))
+        await client.ask(
+            lambda number: requests.subscribe(number, 1, KEPT, "s", sub_type, initial_position=InitialPosition.EARLIEST)
+        )
+        return cast(Machine, machine), client
+
+    machine, client = await boot()
+    await client.ask(lambda number: requests.producer(number, 1, KEPT, "p"))
+    for number in range(5):
+        client.send(requests.send(1, number, entry(bytes(500), number)))
+    await turns(20)
+    receipts = [each.body for each in received if each.type == CommandType.SEND_RECEIPT]
+    positions = [position_of(body.message_id) for body in receipts]
+    assert len(positions) == 5
+    await machine.__aexit__(None, None, None)
+    machine, client = await boot()
+    received.clear()
+    client.send(requests.flow(1, 100))
+    await turns(wait)
+    ack = client.ask(lambda number: requests.ack(1, [id_of(each) for each in positions[:4]], AckType.INDIVIDUAL, number))
+    await ack
+    before = len(received)
+    await turns(100)
+    delivered = [position_of(event.command.message_id) for event in received[before:] if isinstance(event, Delivery)]
+    assert not set(delivered) & set(positions[:4]), "delivered after the receipt of its acknowledgment"
+    await machine.__aexit__(None, None, None)

@@ -1,20 +1,25 @@
-"""`braid consume`: receive, show and acknowledge messages until a count, a silence, the end of the topic, or Ctrl-C."""
+"""`braid consume`: receive, show and acknowledge messages until a count, a silence, the end of the topic, or Ctrl-C.
+
+A message is acknowledged after it was written to standard output: what a full disk or a closed pipe did not take comes again.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import signal
-import sys
 
 import msgspec
 
+from braid.cli.interrupt import Interrupt, Interrupted
+from braid.cli.output import emit
 from braid.cli.progress import Progress
 from braid.client import Message, connect
 from braid.client.consumer import Consumer
-from braid.errors import Closed, DeadlineExceeded, TopicTerminated
+from braid.errors import DeadlineExceeded, TopicTerminated
 from braid.runtime.env import Runtime
-from braid.runtime.tasks import Tasks
+
+SETTLE_MESSAGES = 1000
+"""Messages shown and not acknowledged yet, at most."""
 
 
 class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,14 +37,12 @@ class ConsumeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(options: ConsumeOptions) -> None:
-    """Receive until done; raises DeadlineExceeded if `--count` was not reached."""
+    """Receive until done; raises DeadlineExceeded, TopicTerminated or Interrupted if `--count` was not reached."""
     asyncio.run(_consume(options))
 
 
 async def _consume(options: ConsumeOptions) -> None:
     runtime = Runtime()
-    progress = Progress(runtime.clock, "received")
-    tasks = Tasks("consume")
     async with connect(options.url, runtime=runtime) as client:
         consumer = await client.consumer(
             options.topic,
@@ -47,37 +50,66 @@ async def _consume(options: ConsumeOptions) -> None:
             type=options.type,  # type: ignore[arg-type]
             initial=options.initial,  # type: ignore[arg-type]
         )
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, lambda: tasks.spawn(consumer.close(), "close"))
+        consumption = _Consumption(options, consumer, Progress(runtime.clock, "received"))
         try:
-            await _receive_all(options, consumer, progress)
+            with Interrupt() as interrupt:
+                ended = await consumption.run(interrupt)
         finally:
             await consumer.close()
+    progress = consumption.progress
     progress.done()
     if options.is_json:
-        sys.stdout.write(msgspec.json.encode({"topic": consumer.topic, **progress.summary()}).decode() + "\n")
-    if options.count is not None and progress.count < options.count and options.timeout is not None:
-        raise DeadlineExceeded(f"Only {progress.count} of {options.count} messages came from {consumer.topic}.")
-
-
-async def _receive_all(options: ConsumeOptions, consumer: Consumer, progress: Progress) -> None:
-    while options.count is None or progress.count < options.count:
-        try:
-            message = await consumer.receive(options.timeout)
-        except (DeadlineExceeded, TopicTerminated, Closed):
-            break
-        if not options.is_quiet:
-            _show(message, options.is_json)
-        await consumer.acknowledge(message, wait=progress.count + 1 == options.count)
-        progress.add(len(message.payload))
-    sys.stdout.flush()
-
-
-def _show(message: Message, is_json: bool) -> None:
-    if not is_json:
-        sys.stdout.buffer.write(message.payload + b"\n")
+        emit(msgspec.json.encode({"topic": consumer.topic, **progress.summary()}) + b"\n")
+    if ended is None or options.count is None:
         return
+    text = f"Only {progress.count} of {options.count} messages came from {consumer.topic}"
+    raise type(ended)(f"{text}, which was terminated." if isinstance(ended, TopicTerminated) else f"{text}.")
+
+
+class _Consumption:
+    """The messages shown so far, and those among them that are still to be acknowledged."""
+
+    def __init__(self, options: ConsumeOptions, consumer: Consumer, progress: Progress) -> None:
+        self.progress = progress
+        self._options = options
+        self._consumer = consumer
+        self._shown: list[Message] = []
+
+    async def run(self, interrupt: Interrupt) -> DeadlineExceeded | TopicTerminated | Interrupted | None:
+        """Receive until something ends it; returns what did, None if it was the count."""
+        options = self._options
+        while options.count is None or self.progress.count < options.count:
+            message = self._consumer.receive_nowait()
+            if message is None or len(self._shown) >= SETTLE_MESSAGES:
+                await self._settle()
+            if message is None:
+                try:
+                    with interrupt.may_cancel():
+                        message = await self._consumer.receive(options.timeout)
+                except (DeadlineExceeded, TopicTerminated, Interrupted) as error:
+                    return error
+            if not options.is_quiet:
+                emit(_line(message, options.is_json), flush=False)
+            self._shown.append(message)
+            self.progress.add(len(message.payload))
+            if interrupt.is_set:
+                await self._settle()
+                return Interrupted("interrupted")
+        await self._settle(wait=True)
+        return None
+
+    async def _settle(self, *, wait: bool = False) -> None:
+        """Bring out what was written, then acknowledge it; with `wait`, until that is durable."""
+        shown, self._shown = self._shown, []
+        if shown and not self._options.is_quiet:
+            emit(b"")
+        for number, message in enumerate(shown, 1):
+            await self._consumer.acknowledge(message, wait=wait and number == len(shown))
+
+
+def _line(message: Message, is_json: bool) -> bytes:
+    if not is_json:
+        return message.payload + b"\n"
     try:
         payload: dict[str, str] = {"payload": message.payload.decode()}
     except UnicodeDecodeError:
@@ -93,4 +125,4 @@ def _show(message: Message, is_json: bool) -> None:
         "redelivery_count": message.redelivery_count,
         **payload,
     }
-    sys.stdout.buffer.write(msgspec.json.encode(event) + b"\n")
+    return msgspec.json.encode(event) + b"\n"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Iterator
+import io
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from braid.cli.interrupt import Interrupt
+from braid.cli.output import emit
 from braid.cli.progress import Progress
 from braid.client import ClientConfig, connect
 from braid.client.producer import Producer
@@ -18,6 +21,8 @@ from braid.errors import BraidError, ConfigError
 from braid.runtime.env import Runtime
 
 WINDOW = 5000
+READ_BYTES = 64 << 10
+MAX_LINE_BYTES = 128 << 20
 FILLER = b"0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -54,17 +59,20 @@ async def _produce(options: ProduceOptions) -> None:
             compression=options.compression,  # type: ignore[arg-type]
         )
         progress = Progress(runtime.clock, "sent")
-        failure = await _send_all(options, producer, progress, runtime)
-        await producer.close()
+        with Interrupt() as interrupt:
+            failure = await _send_all(options, producer, progress, runtime, interrupt)
+            await producer.close()
     progress.done()
     if options.is_json:
-        sys.stdout.write(msgspec.json.encode({"topic": producer.topic, **progress.summary()}).decode() + "\n")
+        emit(msgspec.json.encode({"topic": producer.topic, **progress.summary()}) + b"\n")
     if failure is not None:
         raise failure
 
 
-async def _send_all(options: ProduceOptions, producer: Producer, progress: Progress, runtime: Runtime) -> BraidError | None:
-    """Send message after message; stop at the first failure and return it."""
+async def _send_all(
+    options: ProduceOptions, producer: Producer, progress: Progress, runtime: Runtime, interrupt: Interrupt
+) -> BraidError | None:
+    """Send message after message; stop at the first failure and return it, after what was sent is answered."""
     failures: list[BraidError] = []
 
     def answered(size: int, done: asyncio.Future[Any]) -> None:
@@ -74,10 +82,7 @@ async def _send_all(options: ProduceOptions, producer: Producer, progress: Progr
         elif isinstance(error, BraidError) and not failures:
             failures.append(error)
 
-    start = runtime.clock.monotonic()
-    for number, payload in enumerate(_payloads(options)):
-        if failures:
-            break
+    async def send(number: int, payload: bytes) -> None:
         if options.rate:
             await runtime.clock.sleep(max(0.0, start + number / options.rate - runtime.clock.monotonic()))
         key = None if options.key is None else options.key.replace("{i}", str(number))
@@ -86,25 +91,81 @@ async def _send_all(options: ProduceOptions, producer: Producer, progress: Progr
         sent.add_done_callback(partial(answered, len(payload)))
         if number % options.batch == 0:
             await asyncio.sleep(0)  # let batches out and receipts in
+
+    start = runtime.clock.monotonic()
+    number = 0
+    try:
+        with interrupt.may_cancel():
+            async with aclosing(_payloads(options, runtime)) as payloads:
+                async for payload in payloads:
+                    if failures:
+                        break
+                    await send(number, payload)
+                    number += 1
+    except BraidError as error:
+        failures.append(error)
     await producer.flush()
     return failures[0] if failures else None
 
 
-def _payloads(options: ProduceOptions) -> Iterator[bytes]:
-    if options.file is not None:
-        yield from _lines(options)
+async def _payloads(options: ProduceOptions, runtime: Runtime) -> AsyncGenerator[bytes, None]:
+    """What to send, message by message."""
+    if options.file is None:
+        fixed = options.text.encode() if options.text is not None else _generated(options.size)
+        for _number in range(options.messages or 1):
+            yield fixed
         return
-    fixed = options.text.encode() if options.text is not None else (FILLER * (options.size // len(FILLER) + 1))[: options.size]
-    for _number in range(options.messages or 1):
-        yield fixed
+    left = options.messages
+    async with aclosing(_lines(options.file, runtime)) as lines:
+        async for line in lines:
+            if left == 0:
+                return
+            yield line
+            left = None if left is None else left - 1
 
 
-def _lines(options: ProduceOptions) -> Iterator[bytes]:
+async def _lines(path: Path, runtime: Runtime) -> AsyncGenerator[bytes, None]:
+    """The lines of a file, or of standard input as they come: the loop goes on while a pipe is silent."""
+    worker = runtime.threads.worker("lines")
+    is_reading = False
+    begun: list[bytes] = []
     try:
-        with sys.stdin.buffer if str(options.file) == "-" else open(str(options.file), "rb") as stream:  # noqa: PTH123
-            for number, line in enumerate(stream):
-                if options.messages is not None and number >= options.messages:
+        with _opened(path) as stream:
+            while True:
+                is_reading = True
+                chunk = await worker.run(partial(stream.read, READ_BYTES))
+                is_reading = False
+                for line in _split(begun, chunk or b""):
+                    yield line
+                if not chunk:
                     return
-                yield line.rstrip(b"\r\n")
     except OSError as error:
-        raise ConfigError(f"The file {options.file} cannot be read: {error.strerror}.") from error
+        is_reading = False
+        raise ConfigError(f"The file {path} cannot be read: {error.strerror}.") from error
+    finally:
+        if not is_reading:  # a thread that waits for a silent pipe ends with the process
+            await worker.close()
+
+
+def _opened(path: Path) -> io.FileIO:
+    """The file, or standard input for `-`, without a buffer: a read returns what is there."""
+    return io.FileIO(0, closefd=False) if str(path) == "-" else io.FileIO(path)
+
+
+def _split(begun: list[bytes], chunk: bytes) -> Iterator[bytes]:
+    """The lines that end in `chunk`; `begun` keeps the pieces of the unfinished one. An empty chunk is the end."""
+    *ends, rest = chunk.split(b"\n")
+    for end in ends:
+        yield (b"".join(begun) + end).removesuffix(b"\r")
+        begun.clear()
+    if rest:
+        begun.append(rest)
+    if sum(map(len, begun)) > MAX_LINE_BYTES:
+        raise ConfigError(f"A line is longer than {MAX_LINE_BYTES} bytes and cannot be a message; is the file made of lines?")
+    if not chunk and begun:
+        yield b"".join(begun).removesuffix(b"\r")
+        begun.clear()
+
+
+def _generated(size: int) -> bytes:
+    return (FILLER * (size // len(FILLER) + 1))[:size]

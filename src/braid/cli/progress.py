@@ -37,13 +37,13 @@ class Progress:
         if now - self._last >= self._period:
             rate = (self.count - self._last_count) / (now - self._last)
             self._last, self._last_count = now, self.count
-            self._show(f"{self._verb} {self.count:,} messages, {rate:,.0f}/s, {self.size / 1e6:,.1f} MB")
+            self._show(f"{self._verb} {_messages(self.count)}, {rate:,.0f}/s, {self.size / 1e6:,.1f} MB")
 
     def done(self) -> None:
         """Say the total, with the mean rate."""
         per_second = self.count / self.seconds
         self._show(
-            f"{self._verb} {self.count:,} messages in {self.seconds:.2f} s, {per_second:,.0f}/s, {self.size / 1e6:,.1f} MB"
+            f"{self._verb} {_messages(self.count)} in {self.seconds:.2f} s, {per_second:,.0f}/s, {self.size / 1e6:,.1f} MB"
         )
         if self._is_terminal:
             self._stream.write("\n")
@@ -60,3 +60,7 @@ class Progress:
     def _show(self, text: str) -> None:
         self._stream.write(f"\r\x1b[K{text}" if self._is_terminal else f"{text}\n")
         self._stream.flush()
+
+
+def _messages(count: int) -> str:
+    return f"{count:,} message{'' if count == 1 else 's'}"

@@ -134,7 +134,7 @@ def settings_page() -> str:
 
 def cli_page() -> str:
     """Every command with its options."""
-    from braid.cli.main import app
+    from braid.cli.commands import app
 
     root = typer.main.get_command(app)
     lines = ["# Commands", "", "Generated from the code. Errors are one line on standard error; `--help` works everywhere.", ""]

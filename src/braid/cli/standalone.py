@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import resource
 import signal
@@ -18,11 +19,13 @@ from typing import Any
 
 import uvloop
 
+from braid.cli.output import OutputFailed, emit
 from braid.runtime import config as settings
 from braid.runtime import logs
 from braid.web.config import StandaloneConfig
 from braid.web.standalone import Standalone
 
+log = logging.getLogger(__name__)
 EXIT_STORAGE = 1
 GC_THRESHOLDS = (50_000, 50, 1000)
 
@@ -39,15 +42,23 @@ def run(file: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> None:
 async def _serve(config: StandaloneConfig) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and shells that put us into the background mean it
+            loop.add_signal_handler(number, stop.set)
     async with Standalone(config, on_fatal=_die) as broker:
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
-        sys.stdout.write(f"ready {broker.service_url} {broker.http_url}\n")
-        sys.stdout.flush()
+        _say_ready(f"ready {broker.service_url} {broker.http_url}")
         await stop.wait()
+
+
+def _say_ready(line: str) -> None:
+    """The broker serves whether or not somebody reads the line."""
+    try:
+        emit(f"{line}\n".encode())
+    except (OutputFailed, BrokenPipeError) as error:
+        log.warning("%s (standard output does not take this line: %s)", line, error)
 
 
 def _die(error: BaseException) -> None:

@@ -84,6 +84,9 @@ class Connection(asyncio.Protocol):
         self._heard = True
         if self._lost is not None:
             return
+        if not self._ready.done() and data.startswith(b"HTTP/"):
+            self.abort(ProtocolError("It speaks HTTP; give the port of the binary protocol, such as pulsar://localhost:6650."))
+            return
         for event in self._wire.receive(data):
             if self._lost is not None:
                 return
@@ -96,6 +99,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        if self._lost is None and (self.producers or self.consumers):
+            log.warning("lost the connection to %s, connecting again", self.address)
         self._end(ConnectionLost(f"The connection to {self.address} ended{f': {exc}' if exc else ''}."))
 
     def pause_writing(self) -> None:
@@ -142,7 +147,7 @@ class Connection(asyncio.Protocol):
 
     def abort(self, error: BraidError) -> None:
         """Drop the connection; everybody who uses it is told why."""
-        if self._lost is None:
+        if self._lost is None and self._ready.done():
             log.warning("dropping the connection to %s: %s", self.address, error)
         self._end(error)
         if self._transport is not None:
@@ -284,7 +289,8 @@ async def open_connection(runtime: Runtime, config: ClientConfig, host: str, por
     except TimeoutError:
         raise ConnectFailed(f"Cannot connect to {address} within {config.connect_timeout:g} s; is it reachable?") from None
     except OSError as error:
-        reason = error.strerror or str(error)
+        refused = isinstance(error, ConnectionRefusedError)  # asyncio puts the address where the reason should be
+        reason = "Connection refused" if refused else error.strerror or str(error)
         raise ConnectFailed(f"Cannot connect to {address}: {reason}. Is a broker running there?") from error
     await connection.handshake()
     return connection

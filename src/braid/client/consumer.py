@@ -63,6 +63,14 @@ class Consumer:
         lane.consumed(1)
         return message
 
+    def receive_nowait(self) -> Message | None:
+        """The next message if one is here already."""
+        if not self._queue:
+            return None
+        lane, message = self._queue.popleft()
+        lane.consumed(1)
+        return message
+
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Messages until the topic ends or the consumer is closed."""
         while True:

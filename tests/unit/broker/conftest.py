@@ -65,6 +65,10 @@ class FlakyLedgers(memory_ledgers.MemoryLedgerStore):
             del ledger.entries[ledger.last + 1 :]
             writer.last_pushed = ledger.last
             writer._refusal = LedgerStoreReadOnly("The disk is full.")
+            while writer._waiters:
+                _entry_id, done = writer._waiters.popleft()
+                if not done.done():
+                    done.set_exception(LedgerStoreReadOnly("The disk is full."))
             if writer._listener is not None:
                 writer._listener.ledger_failed(writer._refusal)
         self._confirm()
