@@ -91,6 +91,7 @@ async def publish(url: str, count: int, size: int = 1000, topic: str = TOPIC) ->
     """Store messages `0..count-1`, each acknowledged."""
     client = await RawClient.connect(url, answers_pings=True)
     await client.producer(topic)
+    await client.subscribe(topic, "keeper")
     for number in range(count):
         await client.store(b"%d:" % number + bytes([number % 251]) * size, number)
     client.close()
@@ -142,6 +143,7 @@ async def test_a_full_disk_refuses_reads_on_and_heals(small_disk: Path) -> None:
     try:
         client = await RawClient.connect(broker.url, answers_pings=True)
         await client.producer(TOPIC)
+        await client.subscribe(TOPIC, "keeper")  # never acknowledges: nothing is trimmed
         acknowledged = 0
         while await is_stored(client, acknowledged, 100_000):
             acknowledged += 1

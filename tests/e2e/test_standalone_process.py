@@ -77,7 +77,7 @@ async def receive(url: str, count: int, acknowledge: int) -> list[int]:
         return [int(message.payload) for message in messages]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_one_ready_line_and_a_clean_end(tmp_path: Path, number: signal.Signals) -> None:
     process = Process(tmp_path / "made" / "by it")
     assert httpx.get(f"{process.http_url}/metrics").status_code == 200
@@ -184,3 +184,45 @@ def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
     code, err = refused(tmp_path / "file")
     assert (code, err.count("\n")) == (2, 1)
     assert "cannot be used" in err
+
+
+def test_a_data_directory_without_a_name(tmp_path: Path) -> None:
+    code, err = refused(Path(), "--data-dir", "", env={"HOME": str(tmp_path)})
+    assert (code, err.count("\n")) == (2, 1)
+    assert "storage.data_dir) has an empty name" in err
+
+
+def test_an_address_that_is_not_ours(tmp_path: Path) -> None:
+    code, err = refused(tmp_path, "--host", "192.0.2.1")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "give an address of this machine" in err
+
+
+def test_it_serves_when_nobody_can_read_the_ready_line(tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        process = subprocess.Popen(
+            [*COMMAND, "--data-dir", str(tmp_path)], stdout=full, stderr=subprocess.PIPE, text=True, bufsize=1
+        )
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    found = re.search(r"ready pulsar://\S+ (http://\S+)", line)
+    assert found is not None, line
+    assert httpx.get(f"{found[1]}/admin/v2/brokers/health").text == "ok"
+    process.send_signal(signal.SIGTERM)
+    _out, rest = process.communicate(timeout=20)
+    assert (process.returncode, rest) == (0, "")
+
+
+def test_nohup_is_respected(tmp_path: Path) -> None:
+    ignore = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", ignore, *COMMAND, "--data-dir", str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    match = READY.fullmatch(process.stdout.readline())
+    assert match is not None
+    process.send_signal(signal.SIGHUP)
+    assert httpx.get(f"{match[2]}/admin/v2/brokers/health").text == "ok"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 0

@@ -55,7 +55,7 @@ def standalone(
     config: Annotated[Path | None, typer.Option("--config", help="TOML file with settings.")] = None,
     log_level: Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error.")] = None,
 ) -> None:
-    """Run a durable broker in one process until SIGTERM or SIGINT."""
+    """Run a durable broker in one process until SIGTERM, SIGINT or SIGHUP."""
     from braid.cli.standalone import run
 
     broker = {
@@ -71,7 +71,8 @@ def standalone(
 
 @app.command(
     epilog="Example: braid produce orders --messages 1000 --size 200. "
-    "Lines from a file or a pipe: seq 10 | braid produce orders --file -"
+    "Lines from a file or a pipe: seq 10 | braid produce orders --file -. "
+    "Ctrl-C stops sending and waits for what is under way; a second one does not wait."
 )
 def produce(
     topic: Annotated[str, typer.Argument(help="Topic, such as orders or persistent://tenant/namespace/orders.")],
@@ -107,7 +108,8 @@ def produce(
 
 @app.command(
     epilog="Example: braid consume orders --subscription audit --from earliest --count 10 --output json. "
-    "Payloads go to standard output, one per line; progress goes to standard error."
+    "Payloads go to standard output, one per line, and are acknowledged then; progress goes to standard error. "
+    "Ctrl-C ends it; that is exit code 130 only if --count was not reached."
 )
 def consume(
     topic: Annotated[str, typer.Argument(help="Topic, such as orders or persistent://tenant/namespace/orders.")],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from contextlib import AsyncExitStack
 
 import msgspec
 
@@ -43,19 +44,18 @@ def run(options: ConsumeOptions) -> None:
 
 async def _consume(options: ConsumeOptions) -> None:
     runtime = Runtime()
-    async with connect(options.url, runtime=runtime) as client:
-        consumer = await client.consumer(
-            options.topic,
-            options.subscription,
-            type=options.type,  # type: ignore[arg-type]
-            initial=options.initial,  # type: ignore[arg-type]
-        )
-        consumption = _Consumption(options, consumer, Progress(runtime.clock, "received"))
-        try:
-            with Interrupt() as interrupt:
-                ended = await consumption.run(interrupt)
-        finally:
-            await consumer.close()
+    with Interrupt() as interrupt:
+        async with AsyncExitStack() as stack:
+            with interrupt.may_cancel():
+                client = await stack.enter_async_context(connect(options.url, runtime=runtime))
+                consumer = await client.consumer(
+                    options.topic,
+                    options.subscription,
+                    type=options.type,  # type: ignore[arg-type]
+                    initial=options.initial,  # type: ignore[arg-type]
+                )
+            consumption = _Consumption(options, consumer, Progress(runtime.clock, "received"))
+            ended = await consumption.run(interrupt)
     progress = consumption.progress
     progress.done()
     if options.is_json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,14 +52,16 @@ def run(options: ProduceOptions) -> None:
 async def _produce(options: ProduceOptions) -> None:
     runtime = Runtime()
     config = ClientConfig(max_pending_messages=WINDOW, batch_max_messages=options.batch)
-    async with connect(options.url, config=config, runtime=runtime) as client:
-        producer = await client.producer(
-            options.topic,
-            batching=options.batch > 1,
-            compression=options.compression,  # type: ignore[arg-type]
-        )
-        progress = Progress(runtime.clock, "sent")
-        with Interrupt() as interrupt:
+    with Interrupt() as interrupt:
+        async with AsyncExitStack() as stack:
+            with interrupt.may_cancel():
+                client = await stack.enter_async_context(connect(options.url, config=config, runtime=runtime))
+                producer = await client.producer(
+                    options.topic,
+                    batching=options.batch > 1,
+                    compression=options.compression,  # type: ignore[arg-type]
+                )
+            progress = Progress(runtime.clock, "sent")
             failure = await _send_all(options, producer, progress, runtime, interrupt)
             await producer.close()
     progress.done()
@@ -141,7 +143,8 @@ async def _lines(path: Path, runtime: Runtime) -> AsyncGenerator[bytes, None]:
                     return
     except OSError as error:
         is_reading = False
-        raise ConfigError(f"The file {path} cannot be read: {error.strerror}.") from error
+        what = "Standard input" if str(path) == "-" else f"The file {path}"
+        raise ConfigError(f"{what} cannot be read: {error.strerror}.") from error
     finally:
         if not is_reading:  # a thread that waits for a silent pipe ends with the process
             await worker.close()

@@ -43,7 +43,7 @@ async def _serve(config: StandaloneConfig) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and shells that put us into the background mean it
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # ignored means: started by nohup
             loop.add_signal_handler(number, stop.set)
     async with Standalone(config, on_fatal=_die) as broker:
         gc.collect()

@@ -15,6 +15,7 @@ from litestar import Litestar, Request, Router
 from litestar.exceptions import HTTPException
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, OpenAPIType, Schema
 from litestar.response import Response
 
 from braid import __version__
@@ -26,6 +27,7 @@ from braid.web.routes_subscriptions import move_routes, subscription_routes
 from braid.web.routes_topics import listing_routes, topic_routes
 
 log = logging.getLogger(__name__)
+EMPTY_NAME = "/empty name in a path"
 NOT_YET = ("/admin/", "/lookup/", "/topics/")
 """Roots of Pulsar's API: what is not found below them exists elsewhere and is not built here."""
 
@@ -46,7 +48,11 @@ def make_app(admin: Admin) -> Any:
     app = Litestar(
         [Router("/admin/v2", route_handlers=routes), *root_routes(admin)],
         openapi_config=OpenAPIConfig(
-            title="Braid admin API", version=__version__, path="/openapi", render_plugins=[JsonRenderPlugin()]
+            title="Braid admin API",
+            version=__version__,
+            path="/openapi",
+            render_plugins=[JsonRenderPlugin()],
+            use_handler_docstrings=True,
         ),
         exception_handlers={BraidError: _refused, HTTPException: _http_error, Exception: _unexpected},
         request_max_body_size=MAX_BODY_BYTES,
@@ -54,11 +60,30 @@ def make_app(admin: Admin) -> Any:
         debug=False,
     )
 
+    _show_our_errors(app)
+
     async def encoded_paths(scope: Any, receive: Any, send: Any) -> None:
-        scope["path"] = scope["raw_path"].decode("latin-1")
-        await app(scope, receive, send)
+        path = scope["raw_path"].decode("latin-1")
+        if "//" in path:  # the router would take an empty name for no name at all
+            path = EMPTY_NAME
+        inner: Any = {**scope, "path": path}
+        if scope["method"] == "HEAD":  # GET whose body the server leaves out
+            inner["method"] = "GET"
+        await app(inner, receive, send)
 
     return encoded_paths
+
+
+def _show_our_errors(app: Litestar) -> None:
+    """The OpenAPI document promises the errors that `_answer` gives."""
+    reason = Schema(type=OpenAPIType.OBJECT, properties={"reason": Schema(type=OpenAPIType.STRING)}, required=["reason"])
+    for item in (app.openapi_schema.paths or {}).values():
+        for operation in (item.get, item.put, item.post, item.delete):
+            if operation is not None:
+                content = {"application/json": OpenAPIMediaType(schema=reason)}
+                refused = OpenAPIResponse(description="Refused; the status says how", content=content)
+                operation.responses = {**(operation.responses or {}), "4XX": refused}
+                operation.responses.pop("400", None)
 
 
 def _answer(status: int, reason: str, headers: Mapping[str, str] | None = None) -> Response[bytes]:
@@ -74,6 +99,8 @@ def _refused(request: Request[Any, Any, Any], error: BraidError) -> Response[byt
 
 def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
     status, path = error.status_code, request.scope["path"]
+    if path == EMPTY_NAME:
+        return _answer(404, "The path has an empty part (//); give every name in it.")
     if status == 404 and path.startswith(NOT_YET):
         return _answer(501, f"{request.method} {path[:300]} is not available in this version of Braid.")
     if status == 404:

@@ -23,10 +23,12 @@ def broker_routes(admin: Admin) -> list[Any]:
 
     @get("/brokers")
     async def brokers() -> list[str]:
+        """The brokers of the cluster: this one."""
         return [admin.broker_id]
 
     @get("/brokers/{cluster:str}")
     async def brokers_of(cluster: Part) -> list[str]:
+        """The brokers of a cluster."""
         if decode(cluster) not in await admin.service.namespaces.clusters():
             raise NotFound(f"The cluster {decode(cluster)} does not exist.")
         return [admin.broker_id]
@@ -41,14 +43,17 @@ def broker_routes(admin: Admin) -> list[Any]:
 
     @get("/brokers/ready", media_type=PLAIN)
     async def ready() -> str:
+        """`ok` as soon as the broker serves."""
         return "ok"
 
     @get("/brokers/version", media_type=PLAIN)
     async def version() -> str:
+        """Braid's version, as text."""
         return __version__
 
     @get("/brokers/leaderBroker")
     async def leader() -> dict[str, Any]:
+        """The broker that leads: this one."""
         return {"brokerId": admin.broker_id, "serviceUrl": admin.http_url}
 
     @get("/brokers/configuration")
@@ -58,6 +63,7 @@ def broker_routes(admin: Admin) -> list[Any]:
 
     @get("/brokers/configuration/runtime")
     async def runtime_values() -> dict[str, str]:
+        """Every setting of section `[broker]` with its value."""
         values = msgspec.to_builtins(admin.service.config)
         return {key: str(value) for key, value in values.items()}
 

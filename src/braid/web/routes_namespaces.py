@@ -94,20 +94,24 @@ def cluster_and_tenant_routes(admin: Admin) -> list[Any]:
 
     @get("/clusters")
     async def list_clusters() -> list[str]:
+        """Names of the clusters."""
         return await names.clusters()
 
     @get("/clusters/{cluster:str}")
     async def get_cluster(cluster: Part) -> Json:
+        """Addresses of a cluster."""
         if decode(cluster) not in await names.clusters():
             raise NotFound(f"The cluster {decode(cluster)} does not exist.")
         return {"serviceUrl": admin.http_url, "brokerServiceUrl": admin.service.service_url}
 
     @get("/tenants")
     async def list_tenants() -> list[str]:
+        """Names of the tenants."""
         return await names.tenants()
 
     @get("/tenants/{tenant:str}")
     async def get_tenant(tenant: Part) -> Json:
+        """Roles and clusters of a tenant."""
         return await names.tenant(tenant_of(tenant))
 
     async def info_of(request: Req) -> Json:
@@ -124,14 +128,17 @@ def cluster_and_tenant_routes(admin: Admin) -> list[Any]:
 
     @put("/tenants/{tenant:str}", status_code=204)
     async def create_tenant(tenant: Part, request: Req) -> None:
+        """Create a tenant. Body: `adminRoles`, `allowedClusters`."""
         await names.create_tenant(tenant_of(tenant), await info_of(request))
 
     @post("/tenants/{tenant:str}", status_code=204)
     async def update_tenant(tenant: Part, request: Req) -> None:
+        """Change a tenant. Body: `adminRoles`, `allowedClusters`."""
         await names.update_tenant(tenant_of(tenant), await info_of(request))
 
     @delete("/tenants/{tenant:str}")
     async def delete_tenant(tenant: Part, request: Req) -> None:
+        """Delete a tenant without namespaces."""
         if flag(request, "force"):
             raise NotAllowed("Deleting a tenant with everything in it is off; delete its namespaces first.")
         await names.delete_tenant(tenant_of(tenant))
@@ -145,20 +152,24 @@ def namespace_routes(admin: Admin) -> list[Any]:
 
     @get("/namespaces/{tenant:str}")
     async def list_namespaces(tenant: Part) -> list[str]:
+        """Names of a tenant's namespaces."""
         return await service.namespaces.namespaces(tenant_of(tenant))
 
     @get(NAMESPACE)
     async def get_policies(tenant: Part, namespace: Part) -> Json:
+        """All policies of a namespace."""
         return POLICY_DEFAULTS | (await service.namespaces.policies(namespace_of(tenant, namespace))).values
 
     @put(NAMESPACE, status_code=204)
     async def create_namespace(tenant: Part, namespace: Part, request: Req) -> None:
+        """Create a namespace. Body: policies, or nothing."""
         name = namespace_of(tenant, namespace)
         policies = await body_of(request, dict[str, Any] | None, {}) or {}  # type: ignore[arg-type]
         await service.namespaces.create_namespace(name, await checked_policies(admin, policies))
 
     @delete(NAMESPACE)
     async def delete_namespace(tenant: Part, namespace: Part, request: Req) -> None:
+        """Delete a namespace without topics."""
         name = namespace_of(tenant, namespace)
         if flag(request, "force"):
             raise NotAllowed(f"Deleting {name} with everything in it is off; delete its topics first.")
@@ -166,6 +177,7 @@ def namespace_routes(admin: Admin) -> list[Any]:
 
     @get(f"{NAMESPACE}/topics")
     async def topics(tenant: Part, namespace: Part, request: Req) -> list[str]:
+        """Topics of a namespace, partitions one by one; `mode` is PERSISTENT, NON_PERSISTENT or ALL."""
         mode = request.query_params.get("mode", "PERSISTENT").upper()
         if mode not in MODES:
             raise BadRequest(f"The query parameter mode must be one of {', '.join(MODES)}.")
@@ -213,22 +225,27 @@ def policy_routes(admin: Admin) -> list[Any]:
 
     @get(f"{NAMESPACE}/deduplication")
     async def get_deduplication(tenant: Part, namespace: Part) -> Response[bytes]:
+        """Whether deduplication is on; 204 if the broker's setting applies."""
         return await stored(admin, tenant, namespace, "deduplicationEnabled")
 
     @post(f"{NAMESPACE}/deduplication", status_code=204)
     async def set_deduplication(tenant: Part, namespace: Part, request: Req) -> None:
+        """Switch deduplication. Body: true or false."""
         await change(admin, namespace_of(tenant, namespace), "deduplicationEnabled", await body_of(request, bool))
 
     @delete(f"{NAMESPACE}/deduplication")
     async def remove_deduplication(tenant: Part, namespace: Part) -> None:
+        """Let the broker's setting apply."""
         await change(admin, namespace_of(tenant, namespace), "deduplicationEnabled", None)
 
     @get(f"{NAMESPACE}/retention")
     async def get_retention(tenant: Part, namespace: Part) -> Response[bytes]:
+        """How long acknowledged messages are kept; 204 if the broker's setting applies."""
         return await stored(admin, tenant, namespace, "retention_policies")
 
     @post(f"{NAMESPACE}/retention", status_code=204)
     async def set_retention(tenant: Part, namespace: Part, request: Req) -> None:
+        """Keep acknowledged messages. Body: `retentionTimeInMinutes`, `retentionSizeInMB`; -1 is no limit."""
         retention = await body_of(request, RetentionPolicies)
         minutes, size = retention.retention_time_in_minutes, retention.retention_size_in_mb
         if not (-1 <= minutes < 1 << 31 and -1 <= size < 1 << 31):
@@ -239,6 +256,7 @@ def policy_routes(admin: Admin) -> list[Any]:
 
     @delete(f"{NAMESPACE}/retention")
     async def remove_retention(tenant: Part, namespace: Part) -> None:
+        """Let the broker's setting apply."""
         await change(admin, namespace_of(tenant, namespace), "retention_policies", None)
 
     return [get_deduplication, set_deduplication, remove_deduplication, get_retention, set_retention, remove_retention]
@@ -250,10 +268,12 @@ def creation_routes(admin: Admin) -> list[Any]:
 
     @get(f"{NAMESPACE}/autoTopicCreation")
     async def get_auto_topics(tenant: Part, namespace: Part) -> Response[bytes]:
+        """How topics come to be on first use; 204 if the broker's setting applies."""
         return await stored(admin, tenant, namespace, "autoTopicCreationOverride")
 
     @post(f"{NAMESPACE}/autoTopicCreation", status_code=204)
     async def set_auto_topics(tenant: Part, namespace: Part, request: Req) -> None:
+        """Body: `allowAutoTopicCreation`, `topicType`, `defaultNumPartitions`."""
         override = await body_of(request, AutoTopicCreation)
         if override.topic_type not in ("partitioned", "non-partitioned"):
             raise InvalidArgument(f"topicType must be partitioned or non-partitioned, not {override.topic_type[:40]!r}.")
@@ -263,10 +283,12 @@ def creation_routes(admin: Admin) -> list[Any]:
 
     @delete(f"{NAMESPACE}/autoTopicCreation")
     async def remove_auto_topics(tenant: Part, namespace: Part) -> None:
+        """Let the broker's setting apply."""
         await change(admin, namespace_of(tenant, namespace), "autoTopicCreationOverride", None)
 
     @get(f"{NAMESPACE}/schemaCompatibilityStrategy")
     async def get_strategy(tenant: Part, namespace: Part) -> Response[bytes]:
+        """The compatibility strategy that was set."""
         return await stored(admin, tenant, namespace, "schema_compatibility_strategy")
 
     @put(f"{NAMESPACE}/schemaCompatibilityStrategy", status_code=204)

@@ -49,11 +49,13 @@ def subscription_routes(admin: Admin) -> list[Any]:
 
     @get(f"{TOPIC}/subscriptions")
     async def list_subscriptions(tenant: Part, namespace: Part, topic: Part) -> list[str]:
+        """Names of a topic's subscriptions."""
         topics = await admin.targets(topic_of(tenant, namespace, topic))
         return sorted({name for each in topics for name in each.subscriptions})
 
     @put(SUBSCRIPTION, status_code=204)
     async def create(tenant: Part, namespace: Part, topic: Part, subscription: Part, request: Req) -> None:
+        """Create a subscription. Body: a message id, or nothing for the end of the topic."""
         name, subscription = topic_of(tenant, namespace, topic), name_of(subscription)
         start = await body_of(request, ResetCursorData, ResetCursorData())
         topics = await admin.targets(name, create=True)
@@ -65,6 +67,7 @@ def subscription_routes(admin: Admin) -> list[Any]:
 
     @delete(SUBSCRIPTION)
     async def remove(tenant: Part, namespace: Part, topic: Part, subscription: Part, request: Req) -> None:
+        """Delete a subscription; with `force=true` even if it has consumers."""
         name, subscription = topic_of(tenant, namespace, topic), decode(subscription)
         found = await find(admin, name, subscription)
         attached = sum(len(each.consumers) for each in found)
@@ -81,17 +84,20 @@ def move_routes(admin: Admin) -> list[Any]:
 
     @post(f"{SUBSCRIPTION}/skip_all", status_code=204)
     async def skip_all(tenant: Part, namespace: Part, topic: Part, subscription: Part) -> None:
+        """Acknowledge everything."""
         for each in await find(admin, topic_of(tenant, namespace, topic), decode(subscription)):
             await each.seek(LATEST)
 
     @post(f"{SUBSCRIPTION}/resetcursor/{{timestamp:str}}", status_code=204)
     async def reset_to_time(tenant: Part, namespace: Part, topic: Part, subscription: Part, timestamp: Part) -> None:
+        """Go to a time in milliseconds since 1970."""
         ms = number_of(timestamp, "time in milliseconds")
         for each in await find(admin, topic_of(tenant, namespace, topic), decode(subscription)):
             await each.seek(await each.log.find_time(ms))
 
     @post(f"{SUBSCRIPTION}/resetcursor", status_code=204)
     async def reset_to_position(tenant: Part, namespace: Part, topic: Part, subscription: Part, request: Req) -> None:
+        """Go to a message. Body: `ledgerId`, `entryId`, `excluded`, `batchIndex`."""
         target = await body_of(request, ResetCursorData)
         for each in await find(admin, topic_of(tenant, namespace, topic), decode(subscription)):
             await move(each, target)

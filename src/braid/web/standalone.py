@@ -7,6 +7,7 @@ another one, is refused and nothing is changed.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -94,9 +95,10 @@ class Standalone:
             return await started
         except OSError as error:
             address = f"{self.config.broker.bind_address}:{port}"
-            raise ConfigError(
-                f"The {what} cannot listen on {address}: {error.strerror or error}; stop what uses it or choose another port."
-            ) from error
+            remedy = "stop what uses it or choose another port"
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                remedy = "give an address of this machine (broker.bind_address), such as localhost or 0.0.0.0"
+            raise ConfigError(f"The {what} cannot listen on {address}: {error.strerror or error}; {remedy}.") from error
 
     async def _start_http(self) -> None:
         # Imported late: the broker's port is open before a web framework's half second is spent.
@@ -117,6 +119,8 @@ class Standalone:
 
     async def _lock_data_dir(self) -> None:
         path, files = self.config.storage.path, self.runtime.files
+        if not self.config.storage.data_dir.strip():
+            raise ConfigError("The data directory (storage.data_dir) has an empty name; give it one.")
         worker = self.runtime.threads.worker("data-directory")
         try:
             await worker.run(lambda: files.make_dir(path))

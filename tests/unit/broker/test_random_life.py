@@ -42,12 +42,14 @@ class Life:
         self.brokers: list[Any] = []
         self.count = brokers
         self.is_ending = False
+        self.favourite = 0
+        """The broker most clients go to; it changes, and each change is a fight for the topic."""
         self.metadata_trouble = 0.0
         self.logs = ManagedLedgerConfig(
             max_entries_per_ledger=self.random.choice([3, 7, 20]),
             min_ledger_age_ms=0,
             max_entries_per_cursor_ledger=self.random.choice([3, 50]),
-            max_queued_entries=self.random.choice([5, 1000]),
+            max_queued_entries=self.random.choice([40, 1000]),
             max_queued_bytes=1 << 20,
             cache_bytes=self.random.choice([0, 2000, 1 << 20]),
         )
@@ -85,7 +87,8 @@ class Life:
     async def connect(self) -> RawClient:
         if not self.brokers:
             raise ConnectionError("no broker is up")
-        return await self.random.choice(self.brokers).client(answers_pings=True)
+        broker = self.random.choice(self.brokers) if self.random.random() < 0.02 else self.brokers[self.favourite % len(self.brokers)]
+        return await broker.client(answers_pings=True)
 
     async def pause(self, most: int = 20) -> None:
         for _ in range(self.random.randint(1, most)):
@@ -106,28 +109,28 @@ class LifeProducer:
         self.receipts: dict[int, Position] = {}
         self.resent: set[int] = set()
         self.client: RawClient | None = None
+        self.is_attached = False
 
     async def run(self) -> None:
         life = self.life
         while self.next < self.total or self.unanswered:
             try:
-                if self.client is None or self.client.is_closed:
+                if self.client is None or self.client.is_closed or not self.is_attached:
                     await self._attach()
                 self._listen()
-                if self.client is not None and self.next < self.total and len(self.unanswered) < 30:
+                if self.is_attached and self.next < self.total and len(self.unanswered) < 30:
                     self._send_new()
-                if life.random.random() < 0.005 and self.client is not None:
-                    self.client.close()
-                    self.client = None
+                if life.random.random() < 0.005:
+                    self._leave()
             except TROUBLE:
-                if self.client is not None:
-                    self.client.close()
-                self.client = None
+                self._leave()
             await life.pause()
 
     async def _attach(self) -> None:
-        self.client = client = await self.life.connect()
-        await client.producer(TOPIC, name=self.name)
+        if self.client is None or self.client.is_closed:
+            self.client = await self.life.connect()
+        await self.client.producer(TOPIC, name=self.name)
+        self.is_attached = True
         for first, last in self.unanswered:
             self.resent.add(first)
             self._send(first, last)
@@ -141,13 +144,25 @@ class LifeProducer:
                 continue
             if event.type == CommandType.SEND_RECEIPT:
                 sequence = signed64(event.body.sequence_id)
-                assert self.unanswered and self.unanswered[0][0] == sequence, f"{self.name}: receipt {sequence} out of order"
+                if not self.unanswered or sequence < self.unanswered[0][0]:
+                    continue  # of an entry that was sent again and answered twice
+                assert self.unanswered[0][0] == sequence, f"{self.name}: receipt {sequence} out of order"
                 self.unanswered.popleft()
                 self.receipts[sequence] = position_of(event.body.message_id)
-            elif event.type == CommandType.SEND_ERROR or event.type == CommandType.CLOSE_PRODUCER:
-                client.close()
-                self.client = None
+            elif event.type == CommandType.CLOSE_PRODUCER:
+                self.is_attached = False
+                if self.life.random.random() < 0.3:
+                    self._leave()
+                    return
+            elif event.type == CommandType.SEND_ERROR:
+                self._leave()
                 return
+
+    def _leave(self) -> None:
+        self.is_attached = False
+        if self.client is not None:
+            self.client.close()
+        self.client = None
 
     def _send_new(self) -> None:
         size = self.life.random.choice([1, 1, 3])
@@ -303,13 +318,17 @@ def _id(position: Position) -> Any:
 
 
 async def chaos(life: Life) -> None:
-    """Trouble of every kind, until the producers are done."""
+    """Trouble of every kind, then calm, until the producers are done: what does not end then hangs."""
     chance, world = life.random, life.world
+    troubles = chance.randint(10, 60)
     while not life.is_ending:
         await life.pause(60)
-        roll = chance.random()
+        troubles -= 1
+        roll = chance.random() if troubles > 0 else 0.0
         broker = chance.choice(life.brokers)
         topic = broker.service.topics.get(TOPIC)
+        if troubles > 0 and chance.random() < 0.1:
+            life.favourite += 1
         if roll < 0.15:
             await world.advance(chance.choice([0.01, 0.2, 1.5, 6.0]))
         elif roll < 0.25:
@@ -341,14 +360,12 @@ async def chaos(life: Life) -> None:
             await broker.stop()
             await life.start_broker()
         elif roll < 0.56 and topic is not None:
-            with_topic = broker.service
             for name in list(topic.subscriptions):
                 if name == "victim":
                     try:
                         await topic.delete_subscription(name)
                     except TROUBLE:
                         pass
-            del with_topic
 
 
 async def heal(life: Life) -> Any:
@@ -426,7 +443,7 @@ async def live(world: Any, seed: int, *, brokers: int, dedup: bool, total: int =
     producers = [LifeProducer(life, f"p{number}", total) for number in range(3)]
     subs = [Sub("ex", SubType.EXCLUSIVE), Sub("fo", SubType.FAILOVER), Sub("sh", SubType.SHARED), Sub("victim", SubType.SHARED)]
     for sub in subs:
-        first = await life.connect()
+        first = await life.brokers[0].client()
         await first.subscribe(TOPIC, sub.name, sub.sub_type, initial=InitialPosition.EARLIEST)
         first.close()
     consumers = [LifeConsumer(life, sub, number) for sub in subs for number in range(1 if sub.name == "ex" else 2)]

@@ -87,6 +87,25 @@ def test_the_api_describes_itself(http: httpx.Client, broker: BackgroundBroker) 
     assert "/admin/v2/persistent/{tenant}/{namespace}/{topic}/partitions" in page.text
     document = httpx.get(f"{broker.http_url}/openapi/openapi.json").json()
     assert "/admin/v2/tenants/{tenant}" in document["paths"]
+    for path, item in document["paths"].items():
+        for operation in item.values():
+            assert operation["description"].endswith("."), path
+            refused = operation["responses"]["4XX"]["content"]["application/json"]["schema"]
+            assert refused["required"] == ["reason"]
+            assert "400" not in operation["responses"]
+
+
+def test_head_is_get_without_a_body(broker: BackgroundBroker) -> None:
+    for path in ("/metrics", "/status.html", "/admin/v2/brokers/health"):
+        response = httpx.head(f"{broker.http_url}{path}")
+        assert (response.status_code, response.content) == (200, b"")
+
+
+def test_an_empty_name_in_a_path_names_nothing(http: httpx.Client) -> None:
+    response = http.put(f"{TOPICS}//empty-part")
+    assert response.status_code == 404
+    assert "empty part" in reason(response)
+    assert http.get(f"{TOPICS}/empty-part/stats").status_code == 404
 
 
 # Tenants and namespaces.
@@ -153,13 +172,14 @@ def test_partitioned_topics_are_created_grown_listed_and_deleted(http: httpx.Cli
     assert http.put(path).status_code == 409
     assert http.get(f"{path}/partitions").json() == {"partitions": 2, "deleted": False}
     assert http.post(f"{path}/partitions", json=3).status_code == 204
-    assert http.post(f"{path}/partitions", json=3).status_code == 422
+    assert http.post(f"{path}/partitions", json=3).status_code == 204  # as many as there are: no change
+    assert http.post(f"{path}/partitions", json=2).status_code == 422
     listed = http.get(TOPICS).json()
     assert [f"persistent://public/default/parts-partition-{number}" in listed for number in range(4)] == [True] * 3 + [False]
     assert "persistent://public/default/parts" in http.get(f"{TOPICS}/partitioned").json()
     assert http.get("/namespaces/public/default/topics").json() == http.get("/namespaces/public/default/topics?mode=ALL").json()
     assert http.get("/namespaces/public/default/topics?mode=NON_PERSISTENT").json() == []
-    assert http.delete(path).status_code == 405
+    assert http.delete(path).status_code == 409
     assert http.delete(f"{path}/partitions").status_code == 204
     assert http.delete(f"{path}/partitions").status_code == 404
     assert not [name for name in http.get(TOPICS).json() if "/parts" in name]
@@ -178,6 +198,12 @@ def test_absurd_numbers_of_partitions(http: httpx.Client, count: int) -> None:
     assert response.status_code == 406
     assert str(count) in reason(response)
     assert http.get(f"{TOPICS}/absurd/partitions").status_code == 404
+
+
+def test_the_name_of_a_partition_cannot_be_partitioned(http: httpx.Client) -> None:
+    response = http.put(f"{TOPICS}/x-partition-0/partitions", json=2)
+    assert response.status_code == 412
+    assert "choose a name without -partition-N" in reason(response)
 
 
 def test_partitions_of_a_missing_topic(http: httpx.Client) -> None:
