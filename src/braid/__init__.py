@@ -1,6 +1,9 @@
 """Braid: a message-streaming platform whose topics grow and shrink while they are in use."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from braid.client import connect as connect
 
 __version__ = "0.1.0"
 

@@ -307,15 +307,13 @@ def run_planted(plant: str, arguments: list[str]) -> None:
     held: list[Any] = []
 
     def early_receipt(journal: Any, items: Any, mark: bytes) -> Any:
-        """Confirm a group of entries before it is written: it goes to the journal with the next one."""
-        before = list(held)
-        held.clear()
-        if all(item[1] >= 0 for item in items):
-            if before:
-                honest(journal, before, mark)
-            held.extend(items)
-        else:
-            honest(journal, before + items, mark)
+        """Confirm groups of entries before they are written: they go to the journal some groups later."""
+        held.append(items)
+        if any(item[1] < 0 for item in items):  # an operation: everything must be in the journal
+            honest(journal, [item for group in held for item in group], mark)
+            held.clear()
+        elif len(held) > 5:
+            honest(journal, held.pop(0), mark)
         runs: dict[Any, list[bytes]] = {}
         for owner, entry_id, head, body in items:
             if entry_id >= 0:
@@ -327,7 +325,7 @@ def run_planted(plant: str, arguments: list[str]) -> None:
         """Swap the bodies of two neighbours now and then."""
         for at in range(len(items) - 1):
             (one, first, head, body), (two, second, next_head, next_body) = items[at], items[at + 1]
-            if one is two and first >= 0 and second % 500 == 0 and b"-single|" in body and b"-single|" in next_body:
+            if one is two and first >= 0 and second % 50 == 0 and b"-single|" in body and b"-single|" in next_body:
                 items[at], items[at + 1] = (one, first, head, next_body), (two, second, next_head, body)
         return honest(journal, items, mark)
 

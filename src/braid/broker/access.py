@@ -90,7 +90,12 @@ class ProducerAccess:
         """If the topic is free, give it to the next waiter. Called under the topic's producer lock."""
         while self.waiting and self.owner is None and not self._topic.producers:
             promoted = self.waiting.popleft()
-            epoch = await self._take(promoted)
+            try:
+                epoch = await self._take(promoted)
+            except BraidError as failure:
+                if not promoted.is_closed:
+                    self._topic.refuse_waiter(promoted, failure)
+                continue
             if promoted.is_closed:  # it left while the epoch was written
                 self.forget(promoted)
                 continue

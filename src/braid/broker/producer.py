@@ -105,11 +105,14 @@ class Producer:
             return
         topic = self.topic
         highest = send.highest_sequence_id
+        was_judged = False
         if topic.dedup is not None:
             if _is_partial(body):
                 highest = PARTIAL  # only the last chunk is judged and remembered
             elif not self._is_new(send, highest):
                 return
+            else:
+                was_judged = True
         if not has_checksum(body):
             body = with_checksum(body)  # Go and Rust clients insist on it when they receive
         self.pushed += 1
@@ -121,7 +124,7 @@ class Producer:
             topic.budget.used -= len(body)
             self.link.pending_publishes -= 1
             self.completed += 1
-            topic.add_refused(self, error)
+            topic.add_refused(self, error, was_judged=was_judged)
 
     def _is_new(self, send: Send, highest: int) -> bool:
         """Deduplicate: duplicates get a receipt without position, undetermined ones are to be sent again."""

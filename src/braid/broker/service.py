@@ -288,12 +288,16 @@ class BrokerService:
         await self.namespaces.delete_namespace(namespace)
 
     async def policies_changed(self, namespace: NamespaceName) -> None:
-        """Apply a namespace's policies to its loaded topics."""
+        """Apply a namespace's policies to its loaded topics, and to those being loaded, which may have read the old ones."""
+        if loading := [load for key, load in self._loading.items() if TopicName.parse(key).namespace == namespace]:
+            await asyncio.wait(loading)
         policies = await self.namespaces.policies(namespace)
-        for topic in list(self.topics.values()):
-            if topic.name.namespace == namespace and not topic.is_closing:
-                topic.log.retention_minutes = policies.retention.retention_time_in_minutes
-                topic.log.retention_mb = policies.retention.retention_size_in_mb
+        topics = [each for each in self.topics.values() if each.name.namespace == namespace and not each.is_closing]
+        for topic in topics:  # first for all: the next step may fail for one
+            topic.log.retention_minutes = policies.retention.retention_time_in_minutes
+            topic.log.retention_mb = policies.retention.retention_size_in_mb
+        for topic in topics:
+            if not topic.is_closing:
                 await topic.set_deduplication(policies.deduplication)
 
     async def _trim_loop(self) -> None:

@@ -201,15 +201,19 @@ class Topic:
             if self.dedup is not None:
                 self.dedup.failed(producer.info.name)
             self.disconnect_producer(producer)
-        if isinstance(cause, LedgerFenced | Closed):
+            if (newer := self.producers.get(producer.info.name)) is not None:
+                # It came back while its messages were under way, and goes on after them: it must send them again first.
+                self.disconnect_producer(newer)
+        if isinstance(cause, LedgerFenced | Closed) or (self.dedup is not None and self.log.is_in_doubt):
+            # In doubt: only a new load tells which of the failed messages are stored, and so are duplicates when sent again.
             self.service.topic_lost(self)
 
-    def add_refused(self, producer: Producer, failure: BraidError) -> None:
-        """The log did not take an entry: close the producer, for the reasons of `log_failed`; its client learns more when it
-        comes back."""
+    def add_refused(self, producer: Producer, failure: BraidError, *, was_judged: bool) -> None:
+        """The log did not take an entry, which deduplication had found new if it `was_judged`: close the producer, for the
+        reasons of `log_failed`; its client learns more when it comes back."""
         if not isinstance(failure, TopicTerminated):
             log.warning("an entry of %s was not taken: %s", self.name, failure)
-        if self.dedup is not None:
+        if self.dedup is not None and was_judged:
             self.dedup.refused(producer.info.name)
         self.disconnect_producer(producer)
         if isinstance(failure, LedgerFenced | Closed):
@@ -371,7 +375,11 @@ class Topic:
             subscription.close_consumers()
             self.subscriptions.pop(name, None)
             if subscription.is_durable:
-                await self.log.delete_cursor(name)
+                try:
+                    await self.log.delete_cursor(name)
+                except BaseException:
+                    self.subscriptions[name] = subscription  # its cursor is still there
+                    raise
             else:
                 self.log.drop_non_durable(subscription.cursor)
 

@@ -46,6 +46,7 @@ from braid.runtime.tasks import Tasks
 from braid.wire.encode import broker_entry_metadata
 
 log = logging.getLogger(__name__)
+MAX_UNDELETED = 10_000
 
 
 class Queued(NamedTuple):
@@ -81,10 +82,12 @@ class LogAppender:
         "_record",
         "_roll_bytes",
         "_roll_entry",
+        "_undeleted",
         "_unsettled",
         "config",
         "entries_added",
         "infos",
+        "is_in_doubt",
         "last_creation_failure_ms",
         "last_index",
         "last_ledger_created_ms",
@@ -147,6 +150,10 @@ class LogAppender:
         self._driving: asyncio.Task[BraidError | None] | None = None
         self._has_news = False
         """The list of ledgers in memory is ahead of the record."""
+        self.is_in_doubt = False
+        """Of the entries reported as failed some may be stored: a failed ledger was not asked for its end yet."""
+        self._undeleted: dict[int, Mapping[str, str]] = {}
+        """Ledgers that no record names and whose deletion failed, with their properties; the next trim tries again."""
         self._is_terminating = False
         self._is_closed = False
         self._fenced: LedgerError | None = None
@@ -162,17 +169,17 @@ class LogAppender:
         if tail is None:
             self._enqueue(Queued(body, messages, context, txn))
             return
-        now = self._now_ms()
+        now = stamp = self._now_ms()
         if now < self._append_ms:
-            now = self._append_ms
+            stamp = self._append_ms  # of the entry only: a ledger's age is told by the clock, or one jump makes many ledgers
         index = self._pushed_index + messages
         try:
-            entry_id = tail.append(broker_entry_metadata(now, index, txn), body)
+            entry_id = tail.append(broker_entry_metadata(stamp, index, txn), body)
         except LedgerError as error:
             self._refused(tail, error)
-        self._append_ms = now
+        self._append_ms = stamp
         self._pushed_index = index
-        tail.pending.append((Entry(tail.ledger_id, entry_id, index, messages, now, txn, body), context))
+        tail.pending.append((Entry(tail.ledger_id, entry_id, index, messages, stamp, txn, body), context))
         size = len(body)
         tail.pending_size += size
         self.pending_bytes += size
@@ -245,10 +252,15 @@ class LogAppender:
 
     def _refused(self, tail: Tail, error: LedgerError) -> NoReturn:
         """The writer refused an append at once. It tells its listener as well, but perhaps later."""
-        tail.ledger_failed(error)
+        self._give_up(tail, error)
         if isinstance(error, LedgerFenced):
             raise error
         raise StorageUnavailable(f"The log {self.name} cannot be written at the moment: {error}") from error
+
+    def _give_up(self, tail: Tail, error: LedgerError) -> None:
+        """A call failed: unlike after the store's own report, what was pushed before may still become durable."""
+        self.is_in_doubt |= bool(tail.pending)
+        tail.ledger_failed(error)
 
     def _roll(self, tail: Tail, now: int) -> None:
         """Leave a full ledger; adds wait until the next one is there. A young one may hold more entries, not more bytes."""
@@ -265,6 +277,7 @@ class LogAppender:
         contexts: list[object] = []
         for tail in (self._leaving, self._unsettled):
             if tail is not None and tail.pending:
+                self.is_in_doubt |= not isinstance(error, LedgerStoreReadOnly)
                 contexts += [context for _entry, context in tail.pending]
                 self.pending_bytes -= tail.pending_size
                 tail.pending, tail.pending_size = [], 0
@@ -344,7 +357,7 @@ class LogAppender:
         except LedgerFenced:
             raise
         except LedgerError as error:
-            tail.ledger_failed(error)
+            self._give_up(tail, error)
         if self._leaving is tail:
             self._leaving = None
         if not tail.is_failed:
@@ -356,6 +369,7 @@ class LogAppender:
         end = await settled(store, tail.ledger_id)
         if self._unsettled is tail:
             self._unsettled = None
+            self.is_in_doubt = False
         if end.entries > tail.confirmed + 1:
             if tail.pending:
                 tail.confirm(end.entries - 1)
@@ -411,7 +425,7 @@ class LogAppender:
         except OutcomeUnknown:
             raise  # the record may name it: deleting it is up to whoever opens the log next
         except BraidError:
-            await self._discard(writer.ledger_id, {})
+            await self.discard(writer.ledger_id, {})
             raise
         self.last_ledger_created_ms = now
         self._ledger_listed(writer.ledger_id)
@@ -421,7 +435,7 @@ class LogAppender:
             self.tail = tail
             self._drain()
         for info in dropped:
-            await self._discard(info.ledger_id, info.properties)
+            await self.discard(info.ledger_id, info.properties)
 
     def _drain(self) -> None:
         """Append what waited, until the tail is full."""
@@ -477,12 +491,20 @@ class LogAppender:
             self._fence(error)
             raise
 
-    async def _discard(self, ledger_id: int, properties: Mapping[str, str]) -> None:
-        """Delete a ledger that no record names any more. If that fails it stays as an orphan, which harms nobody."""
+    async def discard(self, ledger_id: int, properties: Mapping[str, str]) -> None:
+        """Delete a ledger that no record names any more. If that fails (a full disk) the next trim tries again; a broker that
+        ends before leaves an orphan, which harms nobody."""
         try:
             await self.resolver.for_ledger(ledger_id, properties).delete(ledger_id)
         except BraidError as error:
-            log.warning("ledger %d of log %s could not be deleted and is an orphan now: %s", ledger_id, self.name, error)
+            log.warning("ledger %d of log %s could not be deleted yet: %s", ledger_id, self.name, error)
+            if len(self._undeleted) < MAX_UNDELETED:
+                self._undeleted[ledger_id] = properties
+
+    async def _discard_again(self) -> None:
+        undeleted, self._undeleted = self._undeleted, {}
+        for ledger_id, properties in undeleted.items():
+            await self.discard(ledger_id, properties)
 
     def _ledger_listed(self, ledger_id: int) -> None:
         """The log goes on in this ledger."""

@@ -342,10 +342,16 @@ class ManagedCursor:
             self._is_dirty = False
 
     async def delete(self) -> None:
-        """Stop and remove what is stored."""
+        """Stop and remove what is stored. If that fails, the cursor goes on as before."""
         await self._stop_writing()
         if self._store is not None:
-            await self._store.delete()
+            try:
+                await self._store.delete()
+            except BaseException:
+                self._is_stopped = False
+                if self._is_dirty:
+                    self._touch()
+                raise
 
     def stop(self) -> None:
         """Write no more; what is not durable is lost."""

@@ -164,7 +164,7 @@ class CursorStore:
             if await self._owner.metadata.get(record.key, fresh=True) is not None:
                 raise
         if self.ledger_id >= 0:
-            await self._discard(self.ledger_id, record.value.ledger_properties)
+            await self._owner.discard(self.ledger_id, record.value.ledger_properties)
 
     async def _save_elsewhere(self, position: CursorPosition) -> None:
         """Begin a new ledger; if that cannot be, a small position goes into the record."""
@@ -186,7 +186,7 @@ class CursorStore:
         except OutcomeUnknown:
             raise  # the record may name it
         except BraidError:
-            await self._discard(writer.ledger_id, {})
+            await self._owner.discard(writer.ledger_id, {})
             raise
         self._writer = writer
         self.ledger_switched_ms = owner.runtime.clock.now_ms()
@@ -205,7 +205,7 @@ class CursorStore:
         if ledger_id != old.cursors_ledger_id:
             self._writer = None
             if old.cursors_ledger_id >= 0:
-                await self._discard(old.cursors_ledger_id, old.ledger_properties)
+                await self._owner.discard(old.cursors_ledger_id, old.ledger_properties)
 
     def _fits_record(self, position: CursorPosition) -> bool:
         limit = self._owner.config.max_ranges_in_record
@@ -229,12 +229,6 @@ class CursorStore:
         except (LedgerNotFound, EntryNotFound) as error:
             log.error("cursor %s of log %s lost its ledger, its snapshot is used: %s", self.name, self._owner.name, error)
         return record.position
-
-    async def _discard(self, ledger_id: int, properties: Mapping[str, str]) -> None:
-        try:
-            await self._owner.resolver.for_ledger(ledger_id, properties).delete(ledger_id)
-        except BraidError as error:
-            log.warning("cursor ledger %d of log %s is an orphan now: %s", ledger_id, self._owner.name, error)
 
 
 async def _take_back(owner: ManagedLedger, key: str, version: int) -> None:

@@ -273,26 +273,34 @@ class ManagedLedger(LogAppender):
     async def trim(self) -> int:
         """Delete the oldest ledgers that every durable cursor has passed and retention no longer keeps; returns how many.
 
-        The list shrinks by one CAS first; only then are ledgers deleted. A crash in between leaves orphans, never a gap.
+        The cursors are made durable first: what they store must not lag behind what is gone, because a position carries more
+        than a place (the deduplication state). Then the list shrinks by one CAS; only then are ledgers deleted. A crash in
+        between leaves orphans, never a gap.
         """
         self._check_open()
-        slowest = min((cursor.mark_delete for cursor in self.cursors.values() if cursor.is_durable), default=None)
-        count = trimmable(
-            self.infos,
-            slowest,
-            total_size=self.total_size,
-            retention_minutes=self.retention_minutes,
-            retention_mb=self.retention_mb,
-            now_ms=self._now_ms(),
-        )
-        if not count:
+        await self._discard_again()
+        if not self._trimmable():
+            return 0
+        for cursor in list(self.cursors.values()):
+            await cursor.flush()
+        if not (count := self._trimmable()):  # a cursor may have gone back meanwhile
             return 0
         gone = {info.ledger_id for info in self.infos[:count]}
         dropped = await self._commit(lambda infos: [info for info in infos if info.ledger_id not in gone])
         for info in dropped:
             await self._reader.forget(info.ledger_id)
-            await self._discard(info.ledger_id, info.properties)
+            await self.discard(info.ledger_id, info.properties)
         return len(dropped)
+
+    def _trimmable(self) -> int:
+        return trimmable(
+            self.infos,
+            min((cursor.mark_delete for cursor in self.cursors.values() if cursor.is_durable), default=None),
+            total_size=self.total_size,
+            retention_minutes=self.retention_minutes,
+            retention_mb=self.retention_mb,
+            now_ms=self._now_ms(),
+        )
 
     async def _trim_quietly(self) -> int:
         try:

@@ -178,9 +178,7 @@ async def test_policies_changed_during_a_load_reach_the_loaded_topic(world: Any,
     world.ledgers.hold()  # the load waits for the old owner's ledger
     loading = asyncio.ensure_future(broker.service.topic(TopicName.parse(TOPIC), create=False))
     await until(lambda: world.ledgers._turn is not None)
-    change = asyncio.ensure_future(
-        broker.policy("retention_policies", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1})
-    )
+    change = asyncio.ensure_future(broker.policy("retention_policies", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}))
     for _ in range(20):
         await asyncio.sleep(0)
     world.ledgers.release()

@@ -8,6 +8,7 @@ and an acknowledgement that was answered stays.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import deque
 from collections.abc import Callable
@@ -15,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from braid.errors import BraidError, OutcomeUnknown, StoreUnavailable
+from braid.errors import BraidError, LedgerOverloaded, OutcomeUnknown, StoreUnavailable, TopicTerminated
 from braid.managedledger.config import ManagedLedgerConfig
 from braid.model.names import TopicName
 from braid.model.positions import Position
-from braid.testing.raw_client import RawClient, metadata_of, position_of
+from braid.testing.raw_client import RawClient, id_of, metadata_of, position_of
 from braid.wire import requests
 from braid.wire.client import Delivery
 from braid.wire.commands import signed64
@@ -28,6 +29,7 @@ from braid.wire.types import AckType, CommandType, InitialPosition, SubType
 
 TOPIC = "persistent://public/default/life"
 Key = tuple[str, int]
+NOWHERE = Position(-1, -1)
 LIMIT_SECONDS = 30.0
 TROUBLE = (BraidError, ConnectionError, OSError)
 
@@ -35,12 +37,14 @@ TROUBLE = (BraidError, ConnectionError, OSError)
 class Life:
     """One seed: who lives in it, and what is promised to whom."""
 
-    def __init__(self, world: Any, seed: int, brokers: int, dedup: bool) -> None:
+    def __init__(self, world: Any, seed: int, dedup: bool) -> None:
         self.world = world
         self.random = random.Random(seed)
         self.dedup = dedup
         self.brokers: list[Any] = []
-        self.count = brokers
+        self.retention = self.random.choice([-1, 0])
+        self.is_terminated = False
+        self.was_trimmed = False
         self.is_ending = False
         self.favourite = 0
         """The broker most clients go to; it changes, and each change is a fight for the topic."""
@@ -60,8 +64,8 @@ class Life:
             deduplication=self.dedup,
             deduplication_snapshot_entries=self.random.choice([2, 10, 1000]),
             retention_check_seconds=5.0,
-            retention_minutes=-1,
-            retention_mb=-1,
+            retention_minutes=self.retention,
+            retention_mb=self.retention,
             liveness_check_ms=50,
         )
         self._trouble_for(broker)
@@ -87,8 +91,13 @@ class Life:
     async def connect(self) -> RawClient:
         if not self.brokers:
             raise ConnectionError("no broker is up")
-        broker = self.random.choice(self.brokers) if self.random.random() < 0.02 else self.brokers[self.favourite % len(self.brokers)]
-        return await broker.client(answers_pings=True)
+        broker = (
+            self.random.choice(self.brokers)
+            if self.random.random() < 0.02
+            else self.brokers[self.favourite % len(self.brokers)]
+        )
+        client: RawClient = await broker.client(answers_pings=True)
+        return client
 
     async def pause(self, most: int = 20) -> None:
         for _ in range(self.random.randint(1, most)):
@@ -122,6 +131,9 @@ class LifeProducer:
                     self._send_new()
                 if life.random.random() < 0.005:
                     self._leave()
+            except TopicTerminated:
+                assert life.is_terminated
+                return
             except TROUBLE:
                 self._leave()
             await life.pause()
@@ -179,9 +191,7 @@ class LifeProducer:
             self.client.publish(b"x", first, producer_name=self.name)
         else:
             batch = [b"y"] * (last - first + 1)
-            self.client.publish(
-                b"", first, producer_name=self.name, batch=batch, highest=last, highest_sequence_id=last
-            )
+            self.client.publish(b"", first, producer_name=self.name, batch=batch, highest=last, highest_sequence_id=last)
 
 
 class Sub:
@@ -291,9 +301,9 @@ class LifeConsumer:
         if self.life.random.random() < 0.7:
             request = client.next_request()
             self.waiting[request] = (covered, self.sub.seeks)
-            client.send(requests.ack(1, [_id(position)], kind, request))
+            client.send(requests.ack(1, [id_of(position)], kind, request))
         else:
-            client.send(requests.ack(1, [_id(position)], kind, None))
+            client.send(requests.ack(1, [id_of(position)], kind, None))
 
     async def _seek(self) -> None:
         sub = self.sub
@@ -309,12 +319,6 @@ class LifeConsumer:
             sub.seeks += 1
             sub.acked = {each for each in sub.acked if each < target}
             self._gone()
-
-
-def _id(position: Position) -> Any:
-    from braid.testing.raw_client import id_of
-
-    return id_of(position)
 
 
 async def chaos(life: Life) -> None:
@@ -349,6 +353,8 @@ async def chaos(life: Life) -> None:
             life.metadata_trouble = 0.0
         elif roll < 0.49:
             world.ledgers.is_unreadable = True
+            if topic is not None and chance.random() < 0.5:
+                overload(topic.log)
             await life.pause(60)
             world.ledgers.is_unreadable = False
         elif roll < 0.51:
@@ -359,13 +365,35 @@ async def chaos(life: Life) -> None:
             life.brokers.remove(broker)
             await broker.stop()
             await life.start_broker()
-        elif roll < 0.56 and topic is not None:
+        elif roll < 0.57:
+            world.clock._start_ms += chance.choice([-36_000_000, 1000, 36_000_000])
+        elif roll < 0.58:
+            life.retention = chance.choice([-1, 0])
+            policy = {"retentionTimeInMinutes": life.retention, "retentionSizeInMB": life.retention}
+            with contextlib.suppress(*TROUBLE):
+                await broker.policy("retention_policies", policy)
+        elif roll < 0.60 and topic is not None:
+            overload(topic.log)
+        elif roll < 0.605 and topic is not None:
+            life.is_terminated = True
+            with contextlib.suppress(*TROUBLE):
+                await topic.terminate()
+        elif roll < 0.64 and topic is not None:
             for name in list(topic.subscriptions):
                 if name == "victim":
-                    try:
+                    with contextlib.suppress(*TROUBLE):
                         await topic.delete_subscription(name)
-                    except TROUBLE:
-                        pass
+
+
+def overload(log: Any) -> None:
+    """The store refuses the next entry; what it took before is still on its way."""
+    tail = log.tail
+    if tail is not None:
+
+        def refuse(_head: bytes, _body: bytes) -> int:
+            raise LedgerOverloaded("Too much waits for the disk.")
+
+        tail.append = refuse
 
 
 async def heal(life: Life) -> Any:
@@ -397,29 +425,36 @@ async def stored(topic: Any) -> list[tuple[Position, Key, int, int]]:
     return found
 
 
-def check_log(life: Life, producers: list[LifeProducer], log: list[tuple[Position, Key, int, int]]) -> None:
+def check_log(life: Life, producers: list[LifeProducer], subs: list[Sub], log: list[tuple[Position, Key, int, int]]) -> None:
+    start = log[0][0] if log else Position(1 << 62, 0)
     by_position = {position: key for position, key, _, _ in log}
-    index = -1
+    index = log[0][3] - log[0][2] if log else -1
     highest: dict[str, int] = {}
     times: dict[Key, int] = {}
     made = {(each.name, first): last - first + 1 for each in producers for first, last in each.first_last.items()}
+    resent = {(each.name, first) for each in producers for first in each.resent}
     for position, key, messages, number in log:
         assert made.get(key) == messages, f"phantom {key} at {position}"
         index += messages
         assert number == index, f"index {number} at {position}, {index} expected"
         times[key] = times.get(key, 0) + 1
-        if times[key] == 1:
+        if times[key] == 1 and not (life.was_trimmed and key in resent):  # its first copy may be gone
             assert key[1] > highest.get(key[0], -1), f"{key} at {position} after {highest[key[0]]}"
             highest[key[0]] = key[1]
     for each in producers:
         for first, position in each.receipts.items():
+            if NOWHERE < position < start:  # trimmed
+                assert all(position in sub.seen or position < sub.skipped_below for sub in subs), f"trimmed unread: {position}"
+                continue
+            if position == NOWHERE and life.was_trimmed and (each.name, first) not in times:
+                continue
             assert times.get((each.name, first)), f"lost {each.name} {first}, receipt {position}"
             if position.ledger_id >= 0:
                 assert by_position.get(position) == (each.name, first), f"another entry at {position} than {each.name} {first}"
             elif not life.dedup:
                 raise AssertionError("a receipt without position")
-            if times[each.name, first] > 1:
-                assert not life.dedup and first in each.resent, f"duplicate {each.name} {first}"
+    for name, first in [key for key, count in times.items() if count > 1]:
+        assert not life.dedup and (name, first) in resent, f"duplicate {name} {first}"
 
 
 async def check_subscription(life: Life, sub: Sub, log: list[tuple[Position, Key, int, int]]) -> None:
@@ -437,7 +472,7 @@ async def check_subscription(life: Life, sub: Sub, log: list[tuple[Position, Key
 
 
 async def live(world: Any, seed: int, *, brokers: int, dedup: bool, total: int = 60) -> None:
-    life = Life(world, seed, brokers, dedup)
+    life = Life(world, seed, dedup)
     for _ in range(brokers):
         await life.start_broker()
     producers = [LifeProducer(life, f"p{number}", total) for number in range(3)]
@@ -460,7 +495,13 @@ async def live(world: Any, seed: int, *, brokers: int, dedup: bool, total: int =
             await trouble
         topic = await heal(life)
         log = await stored(topic)
-        check_log(life, producers, log)
+        life.was_trimmed = bool(log) and log[0][3] >= log[0][2]
+        check_log(life, producers, subs[:3], log)
+        if topic.log.is_terminated:
+            assert life.is_terminated
+            assert topic.log.terminated_position == topic.log.last_position
+        elif life.is_terminated:
+            assert all(not each.unanswered for each in producers)
         for sub in subs[:3]:
             await check_subscription(life, sub, log)
         await life.brokers[0].stop()

@@ -124,8 +124,12 @@ def acknowledge(connection: BrokerConnection, body: messages.CommandAck) -> None
         if wants_answer:
             _answer_ack(connection, body, failure)
         return
-    if wants_answer:
-        connection.tasks.spawn(_answer_when_durable(connection, body, consumer.subscription), "ack")
+    if not wants_answer:
+        return
+    if len(connection.tasks) >= connection.config.max_requests_per_connection:
+        _answer_ack(connection, body, Overloaded("Too many requests under way on this connection; acknowledge again later."))
+        return
+    connection.tasks.spawn(_answer_when_durable(connection, body, consumer.subscription), "ack")
 
 
 def _apply_ack(consumer: Consumer, body: messages.CommandAck) -> None:

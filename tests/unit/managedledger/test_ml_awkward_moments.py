@@ -1,0 +1,94 @@
+"""Logs at awkward moments: a clock that jumped, ledgers that cannot be deleted, cursors behind what is trimmed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from braid.errors import BraidError, LedgerStoreReadOnly, StoreUnavailable
+from braid.managedledger.config import ManagedLedgerConfig
+from braid.model.positions import Position
+
+
+async def ledger_ids(world: Any) -> list[int]:
+    return [ledger_id async for ledger_id in world.ledgers.ledgers()]
+
+
+async def test_a_clock_that_was_ahead_for_a_while_does_not_make_a_ledger_per_entry(world: Any, kit: Any) -> None:
+    log, listener = await world.open(config=ManagedLedgerConfig(max_ledger_age_ms=1000, min_ledger_age_ms=100))
+    await kit.fill(log, listener, range(3))
+    world.clock.ms += 366 * 86_400_000
+    await kit.fill(log, listener, range(3, 4))
+    world.clock.ms -= 366 * 86_400_000
+    for number in range(4, 20):
+        await kit.fill(log, listener, range(number, number + 1))
+    assert len(log.infos) <= 2
+    stamps = [entry.append_ms for entry in await kit.everything(log)]
+    assert stamps == sorted(stamps)
+
+
+async def test_a_ledger_that_could_not_be_deleted_is_deleted_by_a_later_trim(world: Any, kit: Any) -> None:
+    faults = kit.Faults()
+    log, listener = await world.open(faults=faults)
+    await kit.fill(log, listener, range(12))  # trims by itself whatever it can
+    while await log.trim():
+        pass
+    kept = [info.ledger_id for info in log.infos]
+    cursor = await log.open_cursor("c", initial="earliest")
+    await kit.fill(log, listener, range(12, 24))
+    log.retention_minutes = log.retention_mb = -1
+    cursor.acknowledge_cumulative(log.last_position)
+    await cursor.flush()
+    log.retention_minutes = log.retention_mb = 0
+    is_full = True
+    hit = faults._hit
+
+    def full(what: str) -> bool:
+        if is_full and what.startswith("delete ledger"):
+            raise LedgerStoreReadOnly("The disk is full.")
+        return bool(hit(what))
+
+    faults._hit = full
+    assert await log.trim()
+    named = {info.ledger_id for info in log.infos}
+    assert kept[0] not in named
+    assert kept[0] in await ledger_ids(world)
+    is_full = False
+    await log.trim()
+    left = set(await ledger_ids(world)) - {cursor.ledger_id}
+    assert left == named
+
+
+async def test_trimming_waits_until_the_cursors_are_durable(world: Any, kit: Any) -> None:
+    faults = kit.Faults()
+    log, listener = await world.open(faults=faults)
+    log.retention_minutes = log.retention_mb = 0
+    cursor = await log.open_cursor("c", initial="earliest")
+    await kit.fill(log, listener, range(12))
+    faults.only = "put"
+    faults.arm(3, after=False, error=StoreUnavailable("The metadata store does not answer."))  # after create and add
+    before = [info.ledger_id for info in log.infos]
+    cursor.acknowledge_cumulative(Position(before[1], 4), properties={"p": 9})
+    with pytest.raises(BraidError):
+        await log.trim()
+    assert [info.ledger_id for info in log.infos] == before
+    faults.arm(-1, after=False)
+    assert await log.trim() == 2
+    reopened, _listener = await world.open()
+    assert reopened.cursors["c"].position_properties == {"p": 9}
+
+
+async def test_a_cursor_that_could_not_be_deleted_goes_on(world: Any, kit: Any) -> None:
+    faults = kit.Faults()
+    log, listener = await world.open(faults=faults)
+    cursor = await log.open_cursor("c", initial="earliest")
+    await kit.fill(log, listener, range(3))
+    faults.only = "delete"
+    faults.arm(1, after=False, error=StoreUnavailable("The metadata store does not answer."))
+    with pytest.raises(StoreUnavailable):
+        await log.delete_cursor("c")
+    cursor.acknowledge_cumulative(log.last_position)
+    await cursor.flush()
+    reopened, _listener = await world.open()
+    assert reopened.cursors["c"].mark_delete == log.last_position
