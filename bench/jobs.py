@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 from bench.shapes import Shape
 
+PAUSE_SECONDS = 2.0
+"""A pause that is worth a word."""
 EXCLUSIVE = 0
 SHARED = 1
 
@@ -53,6 +55,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Sorted."""
     late_ms: float = 0.0
     """Median lateness of the generator itself, in paced runs."""
+    longest_pause: float = 0.0
+    """Longest time in seconds in which nothing was confirmed, in publishing runs."""
     error: str = ""
 
     @property
@@ -70,6 +74,12 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         found = sorted(part.us for part in self.slices)
         middle = len(found) // 2
         return found[middle] if len(found) % 2 else (found[middle - 1] + found[middle]) / 2
+
+    @property
+    def remark(self) -> str:
+        """Rates for a note, and a warning if the broker paused: its CPU time would not show that."""
+        pause = f"; PAUSED FOR {self.longest_pause:.0f} s" if self.longest_pause > PAUSE_SECONDS else ""
+        return f"{self.rate:,.0f} entries/s{pause}"
 
     @property
     def interval(self) -> tuple[float, float]:

@@ -41,6 +41,7 @@ class Sender:
         self._chunk = max(1, min(CHUNK_ENTRIES, CHUNK_BYTES // size))
         self._window = shape.window
         self._started = 0
+        self.longest_pause = 0.0
         self.frame_bytes = len(self._heads[0]) + size
 
     async def send(self, count: int, done: Progress, meter: Meter | None, seconds: float) -> int:
@@ -55,8 +56,9 @@ class Sender:
                 step = min(self._chunk, count - sent)
                 link.write(b"".join([part for head in heads[first : first + step] for part in (head, entry)]))
                 sent += step
-            seen = done()
+            seen, waiting_since = done(), time.perf_counter()
             await link.until(lambda seen=seen: done() > seen)  # type: ignore[misc]
+            self.longest_pause = max(self.longest_pause, time.perf_counter() - waiting_since)
             if meter is not None:
                 meter.at(done() - base)
             if time.perf_counter() > end:
@@ -94,7 +96,7 @@ async def _measured(job: Job, sender: Sender, done: Progress) -> Result:
     await sender.send(job.warm, done, None, job.seconds)
     meter = Meter(job.pid, job.entries)
     sent = await sender.send(job.entries, done, meter, job.seconds)
-    return Result(slices=meter.end(sent))
+    return Result(slices=meter.end(sent), longest_pause=sender.longest_pause)
 
 
 async def tail(job: Job) -> Result:

@@ -7,6 +7,7 @@ subscription on the same broker, is taken off.
 
 from __future__ import annotations
 
+import msgspec
 from bench.broker_process import Process, forget_page_cache, fresh_dir, start_broker
 from bench.jobs import EXCLUSIVE, SHARED, Job, Result
 from bench.report import Figure
@@ -30,13 +31,12 @@ def shapes(run: Run, topics: int) -> list[Shape]:
 
 def backlog_job(run: Run, shape: Shape, broker: Process, mode: str, kind: int, subscriptions: tuple[str, ...]) -> Job:
     entries = shape.entries(20_000 if run.is_quick else 50_000, BACKLOG_BYTES)
-    prefix = f"backlog-{shape.topics}-{shape.size}-{shape.batch}"
     return Job(
         mode=mode,
         port=broker.port,
         pid=broker.pid,
         shape=shape,
-        prefix=prefix,
+        prefix="backlog",
         entries=entries,
         seconds=60,
         subscriptions=subscriptions,
@@ -79,32 +79,23 @@ def _measure_shape(run: Run, shape: Shape, floor: Result) -> list[Figure]:
 
 def _tail(run: Run, shape: Shape, broker: Process) -> list[Figure]:
     figures = []
-    alone = run.load(publish_job(run, shape, broker.port, broker.pid, f"alone-{shape.topics}"))
+    alone = run.load(_shorter(publish_job(run, shape, broker.port, broker.pid, "alone")))
     for kind, kind_name in KINDS.items():
-        job = publish_job(run, shape, broker.port, broker.pid, f"tail-{kind}-{shape.topics}-{shape.size}-{shape.batch}")
-        limit = max(shape.topics, job.entries // 2)
-        both = run.load(
-            Job(
-                mode="tail",
-                port=job.port,
-                pid=job.pid,
-                shape=shape,
-                prefix=job.prefix,
-                entries=limit,
-                warm=job.warm,
-                seconds=job.seconds,
-                subscriptions=("tail",),
-                kind=kind,
-            )
-        )
+        job = _shorter(publish_job(run, shape, broker.port, broker.pid, f"tail-{kind}"))
+        both = run.load(msgspec.structs.replace(job, mode="tail", subscriptions=("tail",), kind=kind))
         figures.append(_tail_figure(f"{kind_name}, {shape.name}", shape, both, alone))
     return figures
+
+
+def _shorter(job: Job) -> Job:
+    """Half of a publishing run: there are many."""
+    return msgspec.structs.replace(job, entries=max(job.shape.topics, job.entries // 2))
 
 
 def _tail_figure(name: str, shape: Shape, both: Result, alone: Result) -> Figure:
     """What delivery adds. With large entries it is lost in the noise of writing them, so that both are shown together."""
     low, high = both.interval
-    note = f"{both.rate:,.0f} entries/s; both {both.us:.1f} us, publishing alone {alone.us:.1f} us"
+    note = f"{both.remark}; both {both.us:.1f} us, publishing alone {alone.us:.1f} us"
     if not shape.is_small:
         group = "Delivery at the tail, large entries: broker CPU per entry, publishing and delivery together"
         return Figure(group=group, name=name, value=both.us, unit="us/entry", low=low, high=high, note=note)

@@ -51,7 +51,7 @@ def floors(run: Run, mode: str) -> dict[tuple[int, int], Result]:
 def per_entry(group: str, name: str, result: Result, floor: Result, shape: Shape, targets: tuple[float, float]) -> Figure:
     """A figure of CPU per entry beside its floor."""
     low, high = result.interval
-    rate = f"{result.rate:,.0f} entries/s" + (f" ({result.rate * shape.batch:,.0f} msg/s)" if shape.batch > 1 else "")
+    rate = result.remark + (f" ({result.rate * shape.batch:,.0f} msg/s)" if shape.batch > 1 else "")
     return Figure(
         group=group,
         name=name,

@@ -44,6 +44,8 @@ LANES = [(topic, f"{topic.rpartition('/')[2]}-{kind}", kind == "batch") for topi
 """(topic, producer name, batching)"""
 SUBSCRIPTIONS = ("single", "shared")
 MAX_PENDING = 500
+IN_FLIGHT_SHARE = 0.9
+"""Least share of kills that must hit sends in flight; otherwise the run shows too little."""
 PLANTS = ("early-receipt", "reorder", "forgotten-acks")
 BROKER_SETTINGS = {
     "BRAID__LEDGER__SEGMENT_BYTES": str(16 << 20),
@@ -141,7 +143,7 @@ class Sender:
             if self.is_batching:
                 stop.wait(self.rng.random() * 0.06)
             else:
-                window = self.rng.choice((2, 5, 10, 50))
+                window = self.rng.choice((20, 50, 100))
 
     def answered(self, number: int, result: Any, place: Any) -> None:
         with self.drained:
@@ -505,6 +507,10 @@ def run_loop(kills: int, seed: int, plant: str, folder: Path) -> Result:
             client.terminate()
             client.wait(90)
         read_back(broker, folder, result)
+        if result.in_flight_kills < int(kills * IN_FLIGHT_SHARE):
+            result.problems.append(
+                f"only {result.in_flight_kills} of {kills} kills hit sends in flight: the run shows too little"
+            )
         for line in broker.errors():
             result.problems.append(f"the broker logged: {line}")
     finally:
