@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 RESERVED_SUBSCRIPTIONS = (CURSOR_NAME, "__compaction")
 RESERVED_PREFIX = "pulsar.repl"
+COMPLAINT_SECONDS = 10.0
 KEPT_READER_SECONDS = 60.0
 """How long a reader's position survives the close that its own seek causes."""
 
@@ -59,6 +60,7 @@ class Topic:
         "_dedup_lock",
         "_end_prefixes",
         "_producer_lock",
+        "_quiet_until",
         "_subscription_lock",
         "access",
         "budget",
@@ -98,6 +100,7 @@ class Topic:
         self.bytes_in = 0
         self.created_ms = self.clock.now_ms()
         self.last_publish_ms = 0
+        self._quiet_until = float("-inf")
         self._end_prefixes = tuple(prefix for prefix in self.config.end_of_topic_clients.split(",") if prefix)
 
     async def opened(self, managed: ManagedLedger, *, deduplicate: bool) -> None:
@@ -192,7 +195,7 @@ class Topic:
         stored before they are: it is dropped now, and the client comes back and sends everything again in order. It also costs
         the client one producer instead of its whole connection (trap 5).
         """
-        log.warning("storing %d entries of %s failed: %s", len(contexts), self.name, cause)
+        self._complain(f"storing {len(contexts)} entries failed", cause)
         failed: dict[Producer, None] = {}
         for producer, _sequence_id, _highest, length in cast(list[PublishContext], contexts):
             failed[producer] = None
@@ -212,12 +215,19 @@ class Topic:
         """The log did not take an entry, which deduplication had found new if it `was_judged`: close the producer, for the
         reasons of `log_failed`; its client learns more when it comes back."""
         if not isinstance(failure, TopicTerminated):
-            log.warning("an entry of %s was not taken: %s", self.name, failure)
+            self._complain("an entry was not taken", failure)
         if self.dedup is not None and was_judged:
             self.dedup.refused(producer.info.name)
         self.disconnect_producer(producer)
         if isinstance(failure, LedgerFenced | Closed):
             self.service.topic_lost(self)
+
+    def _complain(self, what: str, cause: BraidError) -> None:
+        """Log trouble with the storage, seldom: clients that try again all the time must not fill the log."""
+        now = self.clock.monotonic()
+        if now >= self._quiet_until:
+            self._quiet_until = now + COMPLAINT_SECONDS
+            log.warning("%s: %s: %s", self.name, what, cause)
 
     # Producers.
 

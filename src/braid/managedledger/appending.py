@@ -345,7 +345,8 @@ class LogAppender:
             self._fence(error)
             return error
         except (LedgerError, StoreError, StorageUnavailable, Closed) as error:
-            log.warning("log %s cannot go on for now: %s", self.name, error)
+            if not self._queue:  # otherwise the listener hears of it, and says so at its own pace
+                log.warning("log %s cannot go on for now: %s", self.name, error)
             failure = StorageUnavailable(f"The log {self.name} cannot be written at the moment: {error}")
             self._fail_adds(failure)
             return failure

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from braid.broker.dedup import CURSOR_NAME
-from braid.errors import BraidError, LedgerOverloaded, Overloaded, StoreUnavailable
+from braid.errors import BraidError, LedgerOverloaded, LedgerStoreReadOnly, Overloaded, StoreUnavailable
 from braid.managedledger.config import ManagedLedgerConfig
 from braid.model.names import TopicName
 from braid.model.positions import Position
@@ -243,3 +243,14 @@ async def test_a_topic_fenced_while_it_was_loaded_is_not_served(world: Any, unti
     with pytest.raises(BraidError):
         await loading
     assert not broker.service.topics
+
+
+async def test_clients_that_try_again_on_a_full_disk_do_not_fill_the_log(world: Any, caplog: pytest.LogCaptureFixture) -> None:
+    broker = await world.broker()
+    topic = await broker.service.topic(TopicName.parse("t"), create=True)
+    for _ in range(50):
+        topic.log_failed(LedgerStoreReadOnly("No space left."), [])
+    assert caplog.text.count("No space left.") == 1
+    await world.clock.advance(11)
+    topic.log_failed(LedgerStoreReadOnly("No space left."), [])
+    assert caplog.text.count("No space left.") == 2
