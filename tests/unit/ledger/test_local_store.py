@@ -26,6 +26,7 @@ from braid.errors import (
     LedgerOverloaded,
 )
 from braid.ledger.backends.local import LocalLedgerStore, LocalSettings, open_store
+from braid.ledger.backends.local import store as store_module
 from braid.ledger.backends.local.ledgerfile import BlockReader, BlockWriter
 from braid.ledger.ids import LedgerIds
 from braid.runtime.config import load
@@ -440,4 +441,23 @@ async def test_reads_across_file_and_memory(tmp_path: Path) -> None:
                 assert len(some) == 1 or 3 * len(some) <= limit
     with pytest.raises(EntryNotFound):
         await reader.read(0, 20)
+    await store.close()
+
+
+@pytest.mark.inv("INV17")
+@pytest.mark.parametrize("window", [100, 1000])
+async def test_a_full_buffer_never_stops_the_writers_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int
+) -> None:
+    """More arrives during a flush than it writes: the next flush must follow by itself."""
+    monkeypatch.setattr(store_module, "_FLUSH_JOB_BYTES", 64 << 10)
+    bounds = LocalSettings(
+        buffer_bytes=512 << 10, group_bytes=32 << 10, checkpoint_seconds=3600.0, checkpoint_bytes=1 << 30, reserve_bytes=0
+    )
+    store = await open_store(Runtime(), path=tmp_path, settings=bounds)
+    writers = [await store.create() for _ in range(200)]
+    for start in range(0, 6000, window):
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            for number in range(start, min(start + window, 6000)):
+                group.create_task(writers[number % 200].add(b"x" * 500))
     await store.close()

@@ -336,15 +336,18 @@ class LocalLedgerStore:
     async def _relieve(self) -> None:
         """Flush the largest buffers until a quarter of the bound is left."""
         try:
-            async with self._flush_lock:
-                chosen: list[LedgerState] = []
-                excess = self._buffered - self._settings.buffer_bytes // 4
-                for state in self._large_tails(0):
-                    if excess <= 0:
-                        break
-                    chosen.append(state)
-                    excess -= state.tail_memory
-                await self._flush(chosen)
+            while True:
+                async with self._flush_lock:
+                    chosen: list[LedgerState] = []
+                    excess = self._buffered - self._settings.buffer_bytes // 4
+                    for state in self._large_tails(0):
+                        if excess <= 0:
+                            break
+                        chosen.append(state)
+                        excess -= state.tail_memory
+                    await self._flush(chosen)
+                if not chosen or not self._commit.is_held:
+                    break  # else more came than was written, and nobody would start the next flush
         except (OSError, LedgerError) as exc:
             self._commit.failed_job(exc)
         finally:
