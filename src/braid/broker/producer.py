@@ -32,7 +32,6 @@ class ProducerInfo(msgspec.Struct, frozen=True, kw_only=True):
     producer_id: int
     name: str
     epoch: int = 0
-    is_name_given: bool = False
     access_mode: ProducerAccessMode = ProducerAccessMode.SHARED
     topic_epoch: int | None = None
     metadata: dict[str, str] = {}

@@ -59,7 +59,6 @@ class Subscription:
         self._admission = asyncio.Lock()
         self.messages_out = 0
         self.bytes_out = 0
-        self.last_consumed_ms = 0
 
     @property
     def log(self) -> ManagedLedger:

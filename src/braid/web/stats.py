@@ -131,7 +131,7 @@ def _subscription(admin: Admin, topic: Topic, subscription: Subscription) -> Jso
         "totalMsgExpired": 0,
         "lastExpireTimestamp": 0,
         "lastConsumedFlowTimestamp": 0,
-        "lastConsumedTimestamp": subscription.last_consumed_ms,
+        "lastConsumedTimestamp": 0,
         "lastAckedTimestamp": max((consumer.last_acked_ms for consumer in subscription.consumers), default=0),
         "lastMarkDeleteAdvancedTimestamp": 0,
         "consumers": [_consumer(admin, key, each) for each in subscription.consumers],
