@@ -45,6 +45,7 @@ class BrokerServer:
         if self._listener is not None:
             self._listener.close()
         await self.service.close()
-        for connection in list(self.connections):
-            await connection.close()
-        await asyncio.sleep(0)
+        for _turn in range(10):  # a connection accepted just before shows up a few turns of the loop later
+            for connection in list(self.connections):
+                await connection.close()
+            await asyncio.sleep(0)

@@ -110,16 +110,18 @@ class Broker:
         self.server._listener.close()  # type: ignore[union-attr]
         for topic in self.service.topics.values():
             for info in topic.log.infos:
-                writer = self._world.ledgers._ledgers[info.ledger_id].writer
-                if writer is not None:
-                    writer._listener = None  # the dead hear nothing
+                ledger = self._world.ledgers._ledgers.get(info.ledger_id)  # gone if another owner trimmed it meanwhile
+                if ledger is not None and ledger.writer is not None:
+                    ledger.writer._listener = None  # the dead hear nothing
             topic.log.tasks.cancel()
             topic.tasks.cancel()
             for cursor in topic.log.cursors.values():
                 cursor.stop()
         self.service._tasks.cancel()
-        for connection in list(self.server.connections):
-            connection.link.abort()
+        for _turn in range(10):  # a connection accepted just before shows up a few turns of the loop later
+            for connection in list(self.server.connections):
+                connection.link.abort()
+            await asyncio.sleep(0)
         while self.server.connections:  # noqa: ASYNC110 - the loop's own work, no event tells
             await asyncio.sleep(0)
 
