@@ -321,7 +321,8 @@ def run_planted(plant: str, arguments: list[str]) -> None:
             if entry_id >= 0:
                 runs.setdefault(owner, []).append(head + body)
         ops = [item[0] for item in items if item[1] < 0]
-        return commit.Group([(writer, run, sum(map(len, run))) for writer, run in runs.items()], ops, 0)
+        sizes = [len(data) for run in runs.values() for data in run]
+        return commit.Group(runs, ops, entries=len(sizes), length=sum(sizes), written=0)
 
     def reorder(journal: Any, items: Any, mark: bytes) -> Any:
         """Swap the bodies of two neighbours now and then."""

@@ -56,8 +56,8 @@ class CursorMachine(RuleBasedStateMachine):
         )
         self.log = await factory.open(NAME, self, create=True)
 
-    def entries_added(self, added: list[tuple[Entry, object]]) -> None:
-        self.added += [entry for entry, _ in added]
+    def entries_added(self, entries: list[Entry]) -> None:
+        self.added += entries
         if len(self.added) >= self.wanted:
             self.arrived.set()
 

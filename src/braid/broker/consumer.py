@@ -13,7 +13,6 @@ import msgspec
 from braid.broker.link import Link
 from braid.managedledger.api import Entry
 from braid.model.ackset import to_words as words_from_mask
-from braid.model.positions import Position
 from braid.wire.encode import MessageEncoder
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class Consumer:
         self.connected_ms = connected_ms
         self.permits = 0
         self.unacked = 0
-        self.pending: dict[Position, int] = {}
+        self.pending: dict[tuple[int, int], int] = {}
         """Shared only: entries sent and not yet acknowledged, with the messages still open in each."""
         self.epoch = info.epoch
         self.on_closed: Callable[[Consumer], None] | None = None
@@ -80,8 +79,8 @@ class Consumer:
         """Whether an entry may be sent now."""
         return self.permits > 0 and not self.is_blocked and self.link.is_writable and not self.is_closed
 
-    def deliver(self, entries: list[Entry]) -> None:
-        """Send entries that were never sent before and have no partial acks: the hot path."""
+    def deliver(self, entries: list[Entry]) -> int:
+        """Send entries that were never sent before and have no partial acks: the hot path. Returns the messages sent."""
         pieces: list[bytes] = []
         push = pieces.append
         header = self._encoder.header
@@ -95,12 +94,13 @@ class Consumer:
         self.permits -= messages
         self.messages_out += messages
         self.bytes_out += size
-        self.link.extend(pieces)
+        self.link.deliver(pieces, size)
+        return messages
 
     def deliver_one(self, entry: Entry, redelivery_count: int, open_mask: int | None) -> int:
         """Send one entry, with its redelivery count and its still unacknowledged batch indexes; returns the messages sent."""
         messages = entry.messages if open_mask is None else open_mask.bit_count()
-        self.link.extend([self._rare(entry, redelivery_count, open_mask), entry.body])
+        self.link.deliver([self._rare(entry, redelivery_count, open_mask), entry.body], len(entry.body))
         self.permits -= messages
         self.messages_out += messages
         self.bytes_out += len(entry.body)

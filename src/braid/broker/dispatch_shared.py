@@ -54,7 +54,7 @@ class SharedDispatcher:
         if not self.consumers:
             self._restart()
             return
-        self.replay.update(consumer.pending)
+        self.replay.update(Position(*at) for at in consumer.pending)
         consumer.pending = {}
         consumer.unacked = 0
         self._unblock()
@@ -76,7 +76,7 @@ class SharedDispatcher:
     def redeliver(self, consumer: Consumer, positions: list[Position]) -> None:
         """Put entries back that this consumer holds; without positions, all of them."""
         moved = 0
-        for position in positions or list(consumer.pending):
+        for position in positions or [Position(*at) for at in consumer.pending]:
             messages = consumer.pending.pop(position, None)
             if messages is None:
                 continue
@@ -90,14 +90,23 @@ class SharedDispatcher:
 
     def acknowledged(self, acking: Consumer | None, positions: list[Position]) -> None:
         """Entries are done: drop them from whoever holds them."""
+        own = {} if acking is None else acking.pending
+        total = 0
         for position in positions:
-            self.replay.discard(position)
-            self.counts.pop(position, None)
-            holder = acking if acking is not None and position in acking.pending else self._holder(position)
-            if holder is not None:
+            messages = own.pop(position, None)
+            if messages is not None:
+                total += messages
+            elif (holder := self._holder(position)) is not None:
                 messages = holder.pending.pop(position)
                 holder.unacked -= messages
                 self.unacked -= messages
+        if acking is not None:
+            acking.unacked -= total
+            self.unacked -= total
+        if self.replay or self.counts:
+            for position in positions:
+                self.replay.discard(position)
+                self.counts.pop(position, None)
         self._unblock()
 
     def partly_acknowledged(self, position: Position, open_messages: int) -> None:
@@ -130,13 +139,23 @@ class SharedDispatcher:
         if resumed:
             self.pump()
 
+    def added(self, entries: list[Entry]) -> None:
+        """Entries were added to the log. Consumers that keep up get them at once, without a look into the cache."""
+        subscription = self._subscription
+        if subscription.is_reading or subscription.is_fenced or self._is_blocked:
+            return
+        if self.replay or not entries or self._next_consumer() is None or not subscription.cursor.take_new(entries):
+            self.pump()
+        else:
+            self._spread(entries, is_replay=False)
+
     def pump(self) -> None:
         """Send what can be sent now."""
         if self._subscription.is_reading or self._subscription.is_fenced:
             return
         config = self._subscription.config
-        while not self._is_blocked and (consumer := self._next_consumer()) is not None:
-            wanted = min(consumer.permits, config.shared_turn_entries)
+        while not self._is_blocked and self._next_consumer() is not None:
+            wanted = self._wanted()
             if self.replay:
                 entries = self._replay_cached(wanted)
                 start: Position | None = self.replay[0]
@@ -153,18 +172,25 @@ class SharedDispatcher:
                     return
                 self.replay.discard(start)  # trimmed meanwhile: nothing is left to send
                 continue
-            if not self._send(consumer, entries, is_replay=start is not None):
+            if not self._spread(entries, is_replay=start is not None):
                 return
-            consumer.link.flush()  # so that a full socket is noticed before more is put in front of it
+
+    def _wanted(self) -> int:
+        """How many entries to read: what the consumers that can take some may get."""
+        permits = sum([consumer.permits for consumer in self.consumers if consumer.is_available])
+        return min(permits, self._subscription.config.dispatch_batch_entries)
 
     def _next_consumer(self) -> Consumer | None:
         """The next available consumer of the best priority, in turn; its turn is over once it was sent something."""
+        consumers = self.consumers
+        if len(consumers) == 1:
+            return consumers[0] if consumers[0].is_available else None
         best: int | None = None
-        for step in range(len(self.consumers)):
-            consumer = self.consumers[(self._turn + step) % len(self.consumers)]
-            if consumer.is_available and (best is None or consumer.info.priority < self.consumers[best].info.priority):
-                best = (self._turn + step) % len(self.consumers)
-        return None if best is None else self.consumers[best]
+        for step in range(len(consumers)):
+            at = (self._turn + step) % len(consumers)
+            if consumers[at].is_available and (best is None or consumers[at].info.priority < consumers[best].info.priority):
+                best = at
+        return None if best is None else consumers[best]
 
     def _replay_cached(self, wanted: int) -> list[Entry] | None:
         first = self.replay[0]
@@ -202,50 +228,86 @@ class SharedDispatcher:
             self._subscription.cursor.rewind()
         elif start is None:
             if entries:
-                self._send_to_next(entries)
+                self._spread(entries, is_replay=False)
         else:
             entries = self._still_wanted(entries)
             if start in self.replay and not any((entry.ledger_id, entry.entry_id) == start for entry in entries):
                 self.replay.discard(start)  # trimmed meanwhile
             if entries:
-                self._send_to_next(entries, is_replay=True)
+                self._spread(entries, is_replay=True)
         self._subscription.pump()
 
-    def _send_to_next(self, entries: list[Entry], *, is_replay: bool = False) -> None:
-        consumer = None if self._is_blocked else self._next_consumer()
-        if consumer is not None:
-            self._send(consumer, entries, is_replay=is_replay)
-        elif not is_replay:
-            self._put_back(entries[0])
+    def _spread(self, entries: list[Entry], *, is_replay: bool) -> bool:
+        """Send entries to the consumers in turn; what nobody can take now is read again later. False if dispatch must wait,
+        because the owner of a chunk cannot take it."""
+        turn = self._subscription.config.shared_turn_entries
+        at = 0
+        is_stuck = False
+        while at < len(entries) and not is_stuck and not self._is_blocked and (consumer := self._next_consumer()) is not None:
+            self._turn = self.consumers.index(consumer) + 1
+            part = entries if len(self.consumers) == 1 and not at else entries[at : at + turn]
+            sent = self._send(consumer, part, is_replay=is_replay)
+            at += sent
+            is_stuck = sent < len(part) and consumer.is_available and not self._is_blocked
+        if at < len(entries) and not is_replay:
+            rest = entries[at]
+            self._subscription.cursor.read_position = Position(rest.ledger_id, rest.entry_id)
+        return not is_stuck
 
-    def _put_back(self, entry: Entry) -> None:
-        """Not sent after all: read it again later."""
-        self._subscription.cursor.read_position = Position(entry.ledger_id, entry.entry_id)
-
-    def _send(self, consumer: Consumer, entries: list[Entry], *, is_replay: bool) -> bool:
-        """Send entries to `consumer` up to its permits; False if dispatch must wait (a chunk's owner is not available)."""
+    def _send(self, consumer: Consumer, entries: list[Entry], *, is_replay: bool) -> int:
+        """Send entries to `consumer` until it can take no more, or a chunk's owner cannot; returns how many were sent."""
         cursor = self._subscription.cursor
-        config = self._subscription.config
-        self._turn = self.consumers.index(consumer) + 1
-        for number, entry in enumerate(entries):
+        sent = 0
+        if not (is_replay or self.counts or cursor.has_partial_acks):
+            sent = self._send_usual(consumer, entries)
+        for entry in entries[sent:] if sent else entries:
+            if not consumer.is_available or self._is_blocked or (target := self._chunk_target(entry, consumer)) is None:
+                break
             position = Position(entry.ledger_id, entry.entry_id)
-            target = self._chunk_target(entry, consumer)
-            if target is None or not consumer.is_available or self._is_blocked:
-                if not is_replay:
-                    self._put_back(entries[number])
-                return target is not None
             mask = cursor.unacked_mask(position) if cursor.has_partial_acks else None
             messages = target.deliver_one(entry, self.counts.get(position, 0), mask)
             self.replay.discard(position)
             target.pending[position] = messages
-            target.unacked += messages
-            self.unacked += messages
-            if self._subscription.is_durable:
-                if config.max_unacked_per_consumer and target.unacked >= config.max_unacked_per_consumer:
-                    target.is_blocked = True
-                if config.max_unacked_per_subscription and self.unacked >= config.max_unacked_per_subscription:
-                    self._is_blocked = True
-        return True
+            self._hold(target, messages)
+            sent += 1
+        return sent
+
+    def _send_usual(self, consumer: Consumer, entries: list[Entry]) -> int:
+        """The hot path: entries that are no chunks and were never sent before, as many as permits and limits allow."""
+        pending = consumer.pending
+        room = self._room(consumer)
+        sent = 0
+        for entry in entries:
+            if room <= 0 or chunk_of(entry.body) is not None:
+                break
+            pending[entry.ledger_id, entry.entry_id] = entry.messages
+            room -= entry.messages
+            sent += 1
+        if sent:
+            self._hold(consumer, consumer.deliver(entries[:sent] if sent < len(entries) else entries))
+        return sent
+
+    def _room(self, consumer: Consumer) -> int:
+        """Messages the consumer may get: its permits, within the limits of unacknowledged ones."""
+        config = self._subscription.config
+        room = consumer.permits
+        if self._subscription.is_durable:
+            if config.max_unacked_per_consumer:
+                room = min(room, config.max_unacked_per_consumer - consumer.unacked)
+            if config.max_unacked_per_subscription:
+                room = min(room, config.max_unacked_per_subscription - self.unacked)
+        return room
+
+    def _hold(self, consumer: Consumer, messages: int) -> None:
+        """The consumer holds so many more unacknowledged messages."""
+        consumer.unacked += messages
+        self.unacked += messages
+        if self._subscription.is_durable:
+            config = self._subscription.config
+            if config.max_unacked_per_consumer and consumer.unacked >= config.max_unacked_per_consumer:
+                consumer.is_blocked = True
+            if config.max_unacked_per_subscription and self.unacked >= config.max_unacked_per_subscription:
+                self._is_blocked = True
 
     def _chunk_target(self, entry: Entry, consumer: Consumer) -> Consumer | None:
         """Who gets this entry: for a chunk, whoever got the first one; None if that consumer cannot take more now."""

@@ -71,16 +71,24 @@ class SingleActiveDispatcher:
             self.rewind()
             self.pump()
 
-    def acknowledged(self, positions: list[Position]) -> None:
-        """Nothing is tracked per entry here."""
-
     def rewind(self) -> None:
         """Read again from the first unacknowledged entry."""
         self._generation += 1
         self._subscription.cursor.rewind()
 
+    def added(self, entries: list[Entry]) -> None:
+        """Entries were added to the log. A consumer that keeps up gets them at once, without a look into the cache."""
+        consumer, subscription = self.active, self._subscription
+        if consumer is None or subscription.is_reading or subscription.is_fenced:
+            return
+        if consumer.permits > 0 and consumer.link.is_writable:
+            if entries and subscription.cursor.take_new(entries):
+                self._send(consumer, entries)
+            else:
+                self.pump()
+
     def pump(self) -> None:
-        """Send what can be sent now: called on new data, new permits, and when the socket drains."""
+        """Send what can be sent now: called on new permits, and when the socket drains."""
         consumer = self.active
         if consumer is None or self._subscription.is_reading or self._subscription.is_fenced:
             return
@@ -96,8 +104,6 @@ class SingleActiveDispatcher:
                 self._subscription.caught_up()
                 return
             self._send(consumer, entries)
-            if consumer.permits > 0:
-                consumer.link.flush()  # so that a full socket is noticed before more is put in front of it
 
     async def _read(self, generation: int) -> None:
         """Fetch the next entries from storage, then go on pumping."""

@@ -14,6 +14,8 @@ from braid.wire.replies import PING
 
 JOIN_BELOW = 4096
 """Frames smaller than this are copied together; larger ones go to the socket as they are (one gathering write)."""
+FLUSH_BYTES = 1 << 16
+"""Messages queued beyond this go to the socket at once."""
 
 
 class Link:
@@ -24,6 +26,7 @@ class Link:
         "_flush_queued",
         "_loop",
         "_out",
+        "_out_bytes",
         "_probes",
         "_transport",
         "client_version",
@@ -40,6 +43,8 @@ class Link:
         self._clock = clock
         self._transport: asyncio.Transport | None = None
         self._out: list[bytes] = []
+        self._out_bytes = 0
+        """Of messages only: answers are small, and bounded by what was asked."""
         self._flush_queued = False
         self._probes: list[asyncio.Future[bool]] = []
         self.peer = "?"
@@ -74,9 +79,20 @@ class Link:
             self._loop.call_soon(self.flush)
 
     def extend(self, pieces: list[bytes]) -> None:
-        """Queue many pieces at once: the hot path of receipts and messages."""
+        """Queue many pieces at once: the hot path of receipts."""
         self._out += pieces
         if not self._flush_queued:
+            self._flush_queued = True
+            self._loop.call_soon(self.flush)
+
+    def deliver(self, pieces: list[bytes], size: int) -> None:
+        """Queue messages of `size` bytes. What belongs to one commit group leaves in one write, also over many topics; but a
+        full socket must be noticed before much is put in front of it."""
+        self._out += pieces
+        self._out_bytes += size
+        if self._out_bytes >= FLUSH_BYTES:
+            self.flush()
+        elif not self._flush_queued:
             self._flush_queued = True
             self._loop.call_soon(self.flush)
 
@@ -87,6 +103,7 @@ class Link:
         if not out:
             return
         self._out = []
+        self._out_bytes = 0
         transport = self._transport
         if transport is None or transport.is_closing():
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from braid.broker.access import ProducerAccess
 from braid.broker.dedup import CURSOR_NAME, MessageDeduplication
@@ -126,13 +126,15 @@ class Topic:
 
     # What the log reports.
 
-    def entries_added(self, added: list[tuple[Entry, object]]) -> None:
+    def entries_added(self, entries: list[Entry]) -> None:
         """Durable: answer the producers, then wake the subscriptions. Runs once per topic and commit group."""
         producer: Producer | None = None
         receipts: list[bytes] = []
         messages = size = 0
-        for entry, context in cast(list[tuple[Entry, PublishContext]], added):
+        for entry in entries:
+            context: PublishContext = entry.context
             owner, sequence_id, highest, length = context
+            entry.context = None
             if owner is not producer:
                 if producer is not None:
                     self._answer(producer, receipts, messages, size)
@@ -147,10 +149,10 @@ class Topic:
                 self.dedup.stored(owner.info.name, sequence_id, highest, Position(ledger_id, entry_id))
         if producer is not None:
             self._answer(producer, receipts, messages, size)
-            self.last_publish_ms = added[-1][0].append_ms
+            self.last_publish_ms = entries[-1].append_ms
         if self.subscriptions:
             for subscription in self.subscriptions.values():
-                subscription.dispatcher.pump()
+                subscription.dispatcher.added(entries)
 
     def _answer(self, producer: Producer, receipts: list[bytes], messages: int, size: int) -> None:
         """Send a run of receipts to one producer, settle its counts and give the room of its publishes back."""
@@ -188,7 +190,7 @@ class Topic:
         if link.when_drained is not None:
             link.when_drained()
 
-    def log_failed(self, cause: BraidError, contexts: list[object]) -> None:
+    def log_failed(self, cause: BraidError, contexts: list[PublishContext]) -> None:
         """Not stored: close the producers concerned; a fenced log ends this topic object.
 
         Closing, rather than a SEND_ERROR per message, because what the client has sent after the failed messages must not be
@@ -197,7 +199,7 @@ class Topic:
         """
         self._complain(f"storing {len(contexts)} entries failed", cause)
         failed: dict[Producer, None] = {}
-        for producer, _sequence_id, _highest, length in cast(list[PublishContext], contexts):
+        for producer, _sequence_id, _highest, length in contexts:
             failed[producer] = None
             self._settle(producer, 1, length)
         for producer in failed:

@@ -46,7 +46,12 @@ class LocalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     block_bytes: Annotated[int, setting("Entries are written to a ledger file in blocks of about this size", ge=1, le=_MAX)] = (
         256 << 10
     )
-    open_files: Annotated[int, setting("Most ledger files open at the same time", ge=2, le=1_000_000)] = 256
+    open_files: Annotated[
+        int,
+        setting(
+            "Most ledger files open at the same time; never more than a quarter of what the system allows", ge=2, le=1_000_000
+        ),
+    ] = 4096
     reserve_bytes: Annotated[
         int,
         setting("Free space kept for checkpoints: with less, the store is read-only until there is room again", ge=0, le=_MAX),

@@ -7,7 +7,7 @@ Owns the shapes only. The classes behind them: `log.ManagedLedger`, `cursor.Mana
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -29,17 +29,19 @@ class Entry(msgspec.Struct, gc=False):
     txn: tuple[int, int] | None
     body: bytes
     """Exactly what the producer sent, after the SEND command."""
+    context: Any = None
+    """What was given to `add`, until the listener takes it off: nothing may hang on to an entry that is kept."""
 
 
 class LogListener(Protocol):
     """Who a log reports to. Calls come on the loop."""
 
-    def entries_added(self, added: list[tuple[Entry, object]]) -> None:
-        """These adds are durable, in log order, each with the context given to `add`. Empty: entries that were reported as
-        failed turned out to be stored after all; they are in the log and can be read."""
+    def entries_added(self, entries: list[Entry]) -> None:
+        """These adds are durable, in log order, each with its context, which the listener sets to None. The list is the log's.
+        Empty: entries that were reported as failed turned out to be stored after all; they are in the log and can be read."""
         ...
 
-    def log_failed(self, error: BraidError, contexts: list[object]) -> None:
+    def log_failed(self, error: BraidError, contexts: list[Any]) -> None:
         """These adds failed, in order; no index was used for them. After `LedgerFenced` the log is closed for good (also told
         with no contexts), after anything else it takes adds again."""
         ...

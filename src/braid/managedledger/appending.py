@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
@@ -39,7 +39,7 @@ from braid.managedledger.ledger_map import LedgerMap
 from braid.managedledger.owned_record import OwnedRecord
 from braid.managedledger.reading import LogReader, settled
 from braid.managedledger.records import LedgerInfo, LogRecord
-from braid.managedledger.tail import Added, Tail
+from braid.managedledger.tail import Tail
 from braid.model.positions import Position
 from braid.runtime.env import Runtime
 from braid.runtime.tasks import Tasks
@@ -179,29 +179,30 @@ class LogAppender:
             self._refused(tail, error)
         self._append_ms = stamp
         self._pushed_index = index
-        tail.pending.append((Entry(tail.ledger_id, entry_id, index, messages, stamp, txn, body), context))
+        tail.pending.append(Entry(tail.ledger_id, entry_id, index, messages, stamp, txn, body, context))
         size = len(body)
         tail.pending_size += size
         self.pending_bytes += size
         if entry_id >= self._roll_entry or tail.writer.length >= self._roll_bytes or now >= tail.roll_ms:
             self._roll(tail, now)
 
-    def tail_confirmed(self, tail: Tail, added: Added, size: int) -> None:
+    def tail_confirmed(self, entries: list[Entry], size: int) -> None:
         """Called by the tail: these entries are durable."""
-        last = added[-1][0]
-        self.map.grow(last.entry_id + 1)
+        last = entries[-1]
+        count = len(entries)
+        self.map.end += count
         self.last_position = Position(last.ledger_id, last.entry_id)
         self.last_index = last.index
         self._confirmed_append_ms = last.append_ms
         self.pending_bytes -= size
-        self.entries_added += len(added)
+        self.entries_added += count
         if self._is_cached:
-            self._cache.add([entry for entry, _ in added], size, follows=self._is_cache_current)
+            self._cache.add(entries, size, follows=self._is_cache_current)
             self._is_cache_current = True
         elif self._is_cache_current:
             self._cache.clear()
             self._is_cache_current = False
-        self._listener.entries_added(added)
+        self._listener.entries_added(entries)
 
     def tail_failed(self, tail: Tail, error: LedgerError) -> None:
         """Called by the tail: its ledger takes no more; unconfirmed entries may or may not be there."""
@@ -274,13 +275,12 @@ class LogAppender:
 
     def _fail_adds(self, error: BraidError) -> None:
         """Everything that waits, and everything in a ledger that is being left or has failed, has failed."""
-        contexts: list[object] = []
+        contexts: list[Any] = []
         for tail in (self._leaving, self._unsettled):
             if tail is not None and tail.pending:
                 self.is_in_doubt |= not isinstance(error, LedgerStoreReadOnly)
-                contexts += [context for _entry, context in tail.pending]
                 self.pending_bytes -= tail.pending_size
-                tail.pending, tail.pending_size = [], 0
+                contexts += [entry.context for entry in tail.take_back()]
                 tail.is_failed = True  # what it still confirms was reported as failed: its end must be asked for
         if self._leaving is not None and self._leaving.is_failed:
             self._unsettled, self._leaving = self._leaving, None
@@ -384,10 +384,9 @@ class LogAppender:
                 self._listener.entries_added([])
         self._pushed_index = self.last_index
         self._ended(tail.ledger_id, end.entries, end.size)
-        again = [Queued(entry.body, entry.messages, context, entry.txn) for entry, context in tail.pending]
-        self._queue.extendleft(reversed(again))
         self._queue_bytes += tail.pending_size
-        tail.pending, tail.pending_size = [], 0
+        again = [Queued(entry.body, entry.messages, entry.context, entry.txn) for entry in tail.take_back()]
+        self._queue.extendleft(reversed(again))
 
     def _ended(self, ledger_id: int, entries: int, size: int) -> None:
         """The last ledger is closed with this content."""

@@ -62,6 +62,14 @@ class ManagedLedgerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
             alias="managedLedgerMaxUnackedRangesToPersistInMetadataStore",
         ),
     ] = 1000
+    orphan_sweep_minutes: Annotated[
+        int,
+        setting(
+            "Time after a start until ledgers left behind by a crash are looked for, and again until they go; 0 = never",
+            ge=0,
+            le=7 * 24 * 60,
+        ),
+    ] = 10
     cache_bytes: Annotated[int, setting("Entries kept in memory for all logs of a broker, in bytes", ge=0, le=1 << 40)] = (
         64 << 20
     )

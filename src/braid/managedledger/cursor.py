@@ -124,6 +124,15 @@ class ManagedCursor:
             if entries := self._taken(entries):
                 return entries
 
+    def take_new(self, entries: list[Entry]) -> bool:
+        """Whether these entries, just added to the log, are what is to be read next; then the read position moves past them."""
+        first = entries[0]
+        if self.read_position != (first.ledger_id, first.entry_id):
+            return False
+        last = entries[-1]
+        self.read_position = Position(last.ledger_id, last.entry_id + 1)
+        return True
+
     async def read(self, max_entries: int, max_bytes: int) -> list[Entry]:
         """The next unacknowledged entries from storage, moving the read position; [] at the end."""
         while True:

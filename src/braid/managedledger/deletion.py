@@ -15,7 +15,7 @@ from braid.errors import BraidError, NotReady, StoreMismatch, TopicNotFound, Ver
 from braid.managedledger.api import LedgerResolver
 from braid.managedledger.owned_record import swap
 from braid.managedledger.records import CursorRecord, LogRecord, decode_record, encode_record
-from braid.metadata.api import MetadataStore, Span
+from braid.metadata.api import MetadataStore, Record, Span
 
 log = logging.getLogger(__name__)
 ATTEMPTS = 10
@@ -41,26 +41,59 @@ async def remove_log(metadata: MetadataStore, resolver: LedgerResolver, key: str
 
 
 async def finish_removal(metadata: MetadataStore, resolver: LedgerResolver, key: str, record: LogRecord, version: int) -> None:
-    """The steps after the mark, from the record alone."""
+    """The steps after the mark, from the record alone. Several may do them at the same time; once one has finished, there may
+    be a new log of this name, whose cursors the others must not touch."""
     async for found in metadata.scan(Span(key), fresh=True):
-        try:
-            cursor = decode_record(CursorRecord, found.key, found.value)
-        except StoreMismatch as error:
-            log.warning("an unreadable record goes with the log: %s", error)
-        else:
-            if cursor.cursors_ledger_id >= 0:
-                await _delete_ledger(resolver, cursor.cursors_ledger_id, cursor.ledger_properties)
-        await metadata.delete(found.key)
+        if not await _remove_cursor(metadata, resolver, key, version, found):
+            return
     for info in record.ledgers:
-        await _delete_ledger(resolver, info.ledger_id, info.properties)
+        await _delete_ledger(resolver, key, info.ledger_id, info.properties)
     try:
         await metadata.delete(key, expected=version)
     except VersionConflict:
-        log.info("the log %s was removed by somebody else at the same time", key)
+        _left_to_others(key)
 
 
-async def _delete_ledger(resolver: LedgerResolver, ledger_id: int, properties: Mapping[str, str]) -> None:
+async def _remove_cursor(metadata: MetadataStore, resolver: LedgerResolver, key: str, version: int, found: Record) -> bool:
+    """Remove a cursor's ledger and record; False if the log's record is no longer the one with our mark."""
+    current: Record | None = found
+    for _attempt in range(ATTEMPTS):
+        marked = await metadata.get(key, fresh=True)
+        if marked is None or marked.version != version:
+            _left_to_others(key)
+            return False
+        if current is None:
+            return True
+        # `current` was read before the mark was seen in its place, so it is no cursor of a new log.
+        try:
+            cursor = decode_record(CursorRecord, current.key, current.value)
+        except StoreMismatch as error:
+            log.warning("%s It is removed with its log; its ledger, if it has one, is deleted after the next start.", error)
+        else:
+            if cursor.cursors_ledger_id >= 0:
+                await _delete_ledger(resolver, key, cursor.cursors_ledger_id, cursor.ledger_properties)
+        try:
+            await metadata.delete(current.key, expected=current.version)
+        except VersionConflict:  # the log's former owner wrote it once more, or somebody else removed it
+            current = await metadata.get(current.key, fresh=True)
+        else:
+            return True
+    raise NotReady(f"The record {found.key} is being changed by others all the time; delete the log again.")
+
+
+def _left_to_others(key: str) -> None:
+    log.info("the record %s was changed or removed by somebody else, who finishes the removal of the log", key)
+
+
+async def _delete_ledger(resolver: LedgerResolver, key: str, ledger_id: int, properties: Mapping[str, str]) -> None:
+    """The removal goes on without a ledger that cannot be deleted now: the log is gone for its users in any case."""
     try:
         await resolver.for_ledger(ledger_id, properties).delete(ledger_id)
     except BraidError as error:
-        log.warning("ledger %d could not be deleted and is an orphan now: %s", ledger_id, error)
+        log.warning(
+            "the log %s is removed, but its ledger %d could not be deleted and takes up space until the orphan sweep after the "
+            "next start deletes it (managed_ledger.orphan_sweep_minutes): %s",
+            key,
+            ledger_id,
+            error,
+        )

@@ -8,7 +8,7 @@ A ledger that the record shows as closed was closed durably before; nobody can w
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
 import msgspec
 
@@ -41,12 +41,15 @@ class ManagedLedgerFactory:
         resolver: LedgerResolver,
         config: ManagedLedgerConfig,
         cache: EntryCache,
+        on_claim: Callable[[str, Collection[int]], None] | None = None,
     ) -> None:
         self._runtime = runtime
         self._metadata = metadata
         self._resolver = resolver
         self._config = config
         self._cache = cache
+        self._on_claim = on_claim
+        """Told the key of each record of a log or cursor that was claimed, and the ledgers it named then."""
 
     async def open(
         self,
@@ -117,12 +120,14 @@ class ManagedLedgerFactory:
                 version = await swap(metadata, key, encode_record(value), ABSENT if found is None else found.version)
             except VersionConflict:
                 continue
+            if self._on_claim is not None:
+                self._on_claim(key, [info.ledger_id for info in value.ledgers])
             return OwnedRecord(metadata, key, value, version)
         raise NotReady(f"The log {key} is being taken over by others all the time; try again.")
 
     async def _recover(self, record: OwnedRecord[LogRecord]) -> None:
         """Fence the ledger that may still be written and write down what it holds; an empty one leaves the list."""
-        value = record.value
+        key, value = record.key, record.value
         ledgers = list(value.ledgers)
         dropped: list[LedgerInfo] = []
         while ledgers and (ledgers[-1].timestamp == 0 or ledgers[-1].entries == 0):
@@ -131,7 +136,7 @@ class ManagedLedgerFactory:
             try:
                 end = await settled(store, info.ledger_id)
             except LedgerNotFound:
-                log.error("ledger %d of %s is lost; the log goes on without it", info.ledger_id, record.key)
+                log.error("ledger %d of %s is lost; the log goes on without it", info.ledger_id, key)
                 dropped.append(info)
                 continue
             if end.entries:
@@ -167,7 +172,7 @@ class ManagedLedgerFactory:
             try:
                 await self._resolver.for_ledger(info.ledger_id, info.properties).delete(info.ledger_id)
             except BraidError as error:
-                log.warning("empty ledger %d of %s is an orphan now: %s", info.ledger_id, record.key, error)
+                log.warning("empty ledger %d of %s cannot be deleted before the next start: %s", info.ledger_id, key, error)
 
     async def _load_cursors(self, opened: ManagedLedger, key: str) -> None:
         """Claim every cursor of this log; records of an earlier log of the same name (INV5) are swept."""
@@ -182,4 +187,6 @@ class ManagedLedgerFactory:
                     log.info("the record %s changed meanwhile and is left to the next open", found.key)
                 continue
             store, position = loaded
+            if self._on_claim is not None:
+                self._on_claim(found.key, [store.ledger_id])
             opened.restore_cursor(ManagedCursor.restored(opened, name, store, position))

@@ -15,12 +15,14 @@ from braid.model.positions import EARLIEST, Position
 class LedgerMap:
     """Ledgers in order, each with the number of its readable entries. Only the last one grows."""
 
-    __slots__ = ("_bases", "_counts", "_ids")
+    __slots__ = ("_bases", "_ids", "end")
 
     def __init__(self) -> None:
         self._ids: list[int] = []
         self._bases: list[int] = []
-        self._counts: list[int] = []
+        """Ordinal of each ledger's first entry."""
+        self.end = 0
+        """Ordinal the next entry will get; the log counts it up with each entry that joins its last ledger."""
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -29,34 +31,29 @@ class LedgerMap:
         """A ledger joins at the end; its id is higher than every other (INV3)."""
         self._bases.append(self.end)
         self._ids.append(ledger_id)
-        self._counts.append(count)
+        self.end += count
 
     def grow(self, count: int) -> None:
         """The last ledger now has `count` readable entries."""
-        self._counts[-1] = count
+        self.end = self._bases[-1] + count
 
     def drop_first(self, ledgers: int) -> None:
         """The oldest ledgers are gone."""
-        del self._ids[:ledgers], self._bases[:ledgers], self._counts[:ledgers]
+        del self._ids[:ledgers], self._bases[:ledgers]
 
     def drop_last(self) -> None:
         """The last ledger, which never got an entry, is gone."""
-        del self._ids[-1], self._bases[-1], self._counts[-1]
+        del self._ids[-1], self._bases[-1]
 
     @property
     def start(self) -> int:
         """Ordinal of the first entry."""
-        return self._bases[0] if self._bases else 0
-
-    @property
-    def end(self) -> int:
-        """Ordinal the next entry will get."""
-        return self._bases[-1] + self._counts[-1] if self._bases else 0
+        return self._bases[0] if self._bases else self.end
 
     def count(self, ledger_id: int) -> int:
         """Readable entries of a ledger; 0 if it is not here."""
         i = bisect_left(self._ids, ledger_id)
-        return self._counts[i] if i < len(self._ids) and self._ids[i] == ledger_id else 0
+        return self._end_of(i) - self._bases[i] if i < len(self._ids) and self._ids[i] == ledger_id else 0
 
     def ordinal(self, position: Position) -> int:
         """Ordinal of the first entry at or after `position`, which need not exist."""
@@ -66,15 +63,18 @@ class LedgerMap:
             return self.end
         if self._ids[i] != ledger_id or entry_id <= 0:
             return self._bases[i]
-        return self._bases[i] + min(entry_id, self._counts[i])
+        return min(self._bases[i] + entry_id, self._end_of(i))
 
     def at(self, ordinal: int) -> Position:
         """Position of an ordinal, kept inside the log; at the end, where the next entry of the last ledger would be."""
         if ordinal >= self.end:
-            return Position(self._ids[-1], self._counts[-1]) if self._ids else EARLIEST
+            return Position(self._ids[-1], self.end - self._bases[-1]) if self._ids else EARLIEST
         ordinal = max(ordinal, self._bases[0])
         i = bisect_right(self._bases, ordinal) - 1
         return Position(self._ids[i], ordinal - self._bases[i])
+
+    def _end_of(self, i: int) -> int:
+        return self._bases[i + 1] if i + 1 < len(self._bases) else self.end
 
     def contains(self, position: Position) -> bool:
         """Whether this entry exists."""

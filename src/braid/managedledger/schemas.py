@@ -75,7 +75,7 @@ class SchemaStorage:
         self, schema_id: str, type: int, data: bytes, properties: Mapping[str, str] | None = None, name: str = ""
     ) -> int:
         """Store a schema and return its version, 0 for the first; the same type and data again is the same version."""
-        key = _key(schema_id)
+        key = locator_key(schema_id)
         digest = hashlib.sha256(data).hexdigest()
         for _attempt in range(ATTEMPTS):
             locator, expected = await self._locator(key)
@@ -110,7 +110,7 @@ class SchemaStorage:
 
     async def get(self, schema_id: str, version: int | None = None) -> StoredSchema | None:
         """That version, or the latest; None if there is none."""
-        locator, _version = await self._locator(_key(schema_id))
+        locator, _version = await self._locator(locator_key(schema_id))
         for index in reversed(locator.versions):
             if version is None or index.version == version:
                 return await self._read(index)
@@ -122,12 +122,12 @@ class SchemaStorage:
 
     async def versions(self, schema_id: str) -> list[StoredSchema]:
         """All versions, oldest first."""
-        locator, _version = await self._locator(_key(schema_id))
+        locator, _version = await self._locator(locator_key(schema_id))
         return [await self._read(index) for index in locator.versions]
 
     async def delete(self, schema_id: str) -> bool:
         """Remove all versions: the locator, then the ledgers. False if there was no schema."""
-        key = _key(schema_id)
+        key = locator_key(schema_id)
         for _attempt in range(ATTEMPTS):
             locator, expected = await self._locator(key)
             if expected == ABSENT:
@@ -145,12 +145,7 @@ class SchemaStorage:
         found = await self._metadata.get(key, fresh=True)
         if found is None:
             return SchemaLocator(versions=()), ABSENT
-        try:
-            locator = msgspec.json.decode(found.value, type=SchemaLocator)
-        except msgspec.DecodeError as exc:
-            raise StoreMismatch(f"The record {key} is not readable ({exc}); restore the metadata store.") from exc
-        check_version(locator.format_version, key)
-        return locator, found.version
+        return decode_locator(key, found.value), found.version
 
     async def _write(self, schema_id: str, schema: StoredSchema) -> SchemaPosition:
         writer = await self._resolver.active().create(custom=ledger_labels("schema", schema_id, ""))
@@ -177,8 +172,19 @@ class SchemaStorage:
         try:
             await self._resolver.for_ledger(position.ledger_id, position.properties).delete(position.ledger_id)
         except BraidError as error:
-            log.warning("schema ledger %d is an orphan now: %s", position.ledger_id, error)
+            log.warning("schema ledger %d cannot be deleted before the next start: %s", position.ledger_id, error)
 
 
-def _key(schema_id: str) -> str:
+def locator_key(schema_id: str) -> str:
+    """Key of a topic's locator record."""
     return f"/schemas/{schema_id}"
+
+
+def decode_locator(key: str, data: bytes) -> SchemaLocator:
+    """JSON to locator; StoreMismatch if it is not one or is newer than this build."""
+    try:
+        locator = msgspec.json.decode(data, type=SchemaLocator)
+    except msgspec.DecodeError as exc:
+        raise StoreMismatch(f"The record {key} is not readable ({exc}); restore the metadata store.") from exc
+    check_version(locator.format_version, key)
+    return locator

@@ -13,13 +13,11 @@ from braid.errors import LedgerError
 from braid.ledger.api import LedgerWriter
 from braid.managedledger.api import Entry
 
-Added = list[tuple[Entry, object]]
-
 
 class TailOwner(Protocol):
     """The log behind a tail."""
 
-    def tail_confirmed(self, tail: Tail, added: Added, size: int) -> None: ...
+    def tail_confirmed(self, entries: list[Entry], size: int) -> None: ...
 
     def tail_failed(self, tail: Tail, error: LedgerError) -> None: ...
 
@@ -49,7 +47,7 @@ class Tail:
         self.roll_ms = roll_ms
         """When it is too old to go on, whatever its size."""
         self.ledger_id = -1
-        self.pending: Added = []
+        self.pending: list[Entry] = []
         self.pending_size = 0
         """Bytes of the pending bodies."""
         self.confirmed = -1
@@ -62,7 +60,13 @@ class Tail:
         self.ledger_id = writer.ledger_id
 
     def ledger_advanced(self, last_confirmed: int) -> None:
-        if not self.is_failed:  # a failed writer's end is asked for, not heard of
+        count = last_confirmed - self.confirmed
+        if count == len(self.pending) and count and not self.is_failed:  # nearly always: everything on its way has arrived
+            self.confirmed = last_confirmed
+            entries, size = self.pending, self.pending_size
+            self.pending, self.pending_size = [], 0
+            self._owner.tail_confirmed(entries, size)
+        elif not self.is_failed:  # a failed writer's end is asked for, not heard of
             self.confirm(last_confirmed)
 
     def confirm(self, last_confirmed: int) -> None:
@@ -71,16 +75,16 @@ class Tail:
         if count <= 0:
             return
         self.confirmed = last_confirmed
-        added = self.pending
-        if count == len(added):
-            self.pending = []
-            size, self.pending_size = self.pending_size, 0
-        else:
-            added = added[:count]
-            del self.pending[:count]
-            size = sum([len(entry.body) for entry, _ in added])
-            self.pending_size -= size
-        self._owner.tail_confirmed(self, added, size)
+        entries = self.pending[:count]
+        del self.pending[:count]
+        size = sum([len(entry.body) for entry in entries])
+        self.pending_size -= size
+        self._owner.tail_confirmed(entries, size)
+
+    def take_back(self) -> list[Entry]:
+        """What is not confirmed and never will be by this tail."""
+        entries, self.pending, self.pending_size = self.pending, [], 0
+        return entries
 
     def ledger_failed(self, error: LedgerError) -> None:
         if not self.is_failed:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 from pathlib import Path
 from typing import Protocol
 
@@ -77,6 +78,10 @@ class FileSystem(Protocol):
 
     def free_bytes(self, directory: Path) -> int:
         """Room left for this process."""
+        ...
+
+    def open_limit(self) -> int:
+        """How many files and sockets this process may have open."""
         ...
 
 
@@ -188,3 +193,6 @@ class SystemFiles:
     def free_bytes(self, directory: Path) -> int:
         stat = os.statvfs(directory)
         return stat.f_bavail * stat.f_frsize
+
+    def open_limit(self) -> int:
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

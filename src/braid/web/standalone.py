@@ -21,7 +21,9 @@ from braid.ledger.api import LedgerStore
 from braid.managedledger.api import SingleStore
 from braid.managedledger.cache import EntryCache
 from braid.managedledger.factory import ManagedLedgerFactory
+from braid.managedledger.orphans import OrphanSweep
 from braid.managedledger.schemas import SchemaStorage
+from braid.metadata.api import MetadataStore
 from braid.runtime import plugins
 from braid.runtime.env import Runtime
 from braid.runtime.network import public_name, url_host
@@ -57,6 +59,8 @@ class Standalone:
         self._with_http = with_http
         self._report_fatal = on_fatal
         self._is_failed = False
+        self._is_vouched = False
+        """The ledger store belongs to this process, and the metadata store knows every ledger in it."""
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Standalone:
@@ -81,14 +85,29 @@ class Standalone:
         self._stack.push_async_callback(handle.close)
         resolver = SingleStore(self.ledgers)
         cache = EntryCache(config.managed_ledger.cache_bytes)
-        logs = ManagedLedgerFactory(runtime, handle, resolver, config.managed_ledger, cache)
+        sweep = await self._make_sweep(handle)
+        logs = ManagedLedgerFactory(
+            runtime, handle, resolver, config.managed_ledger, cache, on_claim=None if sweep is None else sweep.claimed
+        )
         schemas = SchemaStorage(runtime, handle, resolver)
         self.service = BrokerService(runtime, config.broker, handle, logs, schemas)
         self.server = BrokerServer(self.service)
         await self._listen("binary protocol", config.broker.port, self._stack.enter_async_context(self.server))
         self.service_url = self.service.service_url
+        if sweep is not None:
+            tasks = Tasks("orphans")
+            self._stack.push_async_callback(tasks.close)
+            tasks.spawn(sweep.run(), "sweep")
         if self._with_http:
             await self._start_http()
+
+    async def _make_sweep(self, handle: MetadataStore) -> OrphanSweep | None:
+        """The sweep, if it is wanted, safe and there can be anything to remove."""
+        minutes = self.config.managed_ledger.orphan_sweep_minutes
+        if not minutes or not self._is_vouched:
+            return None
+        sweep = OrphanSweep(self.runtime.clock, handle, self.ledgers, minutes)
+        return sweep if await sweep.begin() else None
 
     async def _listen(self, what: str, port: int, started: Any) -> Any:
         try:
@@ -150,7 +169,9 @@ class Standalone:
         self._stack.push_async_callback(self.metadata.close)
         self.metadata.on_failure = self._fatal
         if hasattr(self.ledgers, "metadata_mark"):
-            self._check_mark(self.ledgers.metadata_mark())
+            mark = self.ledgers.metadata_mark()
+            self._check_mark(mark)
+            self._is_vouched = mark is not None
             store_id, note = self.metadata.store_id, self.ledgers.note_metadata  # type: ignore[attr-defined]
             self.metadata.on_commit = lambda commit: note(store_id, commit)
             note(store_id, self.metadata.commit_counter)

@@ -10,6 +10,8 @@ from braid.wire.entries import entry_metadata, payload_offset
 _UUID_TAG: Final = b"\xd2\x01"
 """Tag of `MessageMetadata.uuid`, which only chunks carry."""
 _CHECKSUM_MAGIC: Final = b"\x0e\x01"
+_SHORT: Final = 2048
+"""Below this the whole entry is searched for the tag: cheaper than finding out where its metadata ends."""
 
 
 class Chunk(NamedTuple):
@@ -22,7 +24,7 @@ class Chunk(NamedTuple):
 
 def chunk_of(entry: bytes) -> Chunk | None:
     """The chunk an entry is, or None for a whole message. Cheap for whole messages: their metadata lacks the tag."""
-    if entry.find(_UUID_TAG, 0, payload_offset(entry)) < 0:
+    if entry.find(_UUID_TAG, 0, None if len(entry) < _SHORT else payload_offset(entry)) < 0:
         return None
     metadata = entry_metadata(entry)
     if not metadata.HasField("uuid") or not metadata.HasField("chunk_id"):

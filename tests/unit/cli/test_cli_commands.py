@@ -130,7 +130,15 @@ def test_settings_come_from_file_environment_and_flags(
     file.write_text("[broker]\nmaxMessagSize = 5\n")
     outcome = braid("standalone", "--config", str(file))
     assert outcome.code == 2
-    assert "Did you mean maxMessageSize?" in outcome.err or "Did you mean maxmessagesize?" in outcome.err
+    assert "Did you mean max_message_size?" in outcome.err
+    file.write_text("brokerServicePort = 1\n")
+    outcome = braid("standalone", "--config", str(file))
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert "Write port in section [broker]." in outcome.err
+    file.write_text('[storage]\ndata_dir = "a\\u0000b"\n')
+    assert (outcome := braid("standalone", "--config", str(file))).code == 2
+    assert "contains a NUL character" in outcome.err
+    assert "must be one of debug, info, warning, error" in braid("standalone", "--log-level", "verbose").err
     file.write_text("[broker\n")
     assert "not valid TOML" in braid("standalone", "--config", str(file)).err
     monkeypatch.setenv("BRAID__BROKER__KEEP_ALIVE_SECONDS", "0")

@@ -248,8 +248,10 @@ class Listener:
         self.failed: list[tuple[BraidError, list[object]]] = []
         self._changed = asyncio.Event()
 
-    def entries_added(self, added: list[tuple[Entry, object]]) -> None:
-        self.added += added
+    def entries_added(self, entries: list[Entry]) -> None:
+        self.added += [(entry, entry.context) for entry in entries]
+        for entry in entries:
+            entry.context = None
         self._changed.set()
 
     def log_failed(self, error: BraidError, contexts: list[object]) -> None:
@@ -298,6 +300,7 @@ class World:
         cache: EntryCache | None = None,
         faults: Faults | None = None,
         resolver: Any = None,
+        on_claim: Any = None,
     ) -> ManagedLedgerFactory:
         """A new broker's factory, with its own metadata handle."""
         handle: Any = self.engine.handle(f"broker-{next(self._brokers)}")
@@ -305,7 +308,12 @@ class World:
         if faults is not None:
             handle, ledgers = FaultyMetadata(handle, faults), FaultyLedgers(ledgers, faults)
         return ManagedLedgerFactory(
-            self.runtime, handle, resolver or SingleStore(ledgers), config or self.config, cache or EntryCache(1 << 20)
+            self.runtime,
+            handle,
+            resolver or SingleStore(ledgers),
+            config or self.config,
+            cache or EntryCache(1 << 20),
+            on_claim=on_claim,
         )
 
     async def open(self, name: str = NAME, *, create: bool = True, **options: Any) -> tuple[ManagedLedger, Listener]:

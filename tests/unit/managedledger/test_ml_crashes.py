@@ -34,8 +34,8 @@ class Life:
         self.is_terminated = False
         self.log: Any = None
 
-    def entries_added(self, added: list[Any]) -> None:
-        self.confirmed += [context for _entry, context in added]
+    def entries_added(self, entries: list[Any]) -> None:
+        self.confirmed += [entry.context for entry in entries]
 
     def log_failed(self, error: BraidError, contexts: list[Any]) -> None:
         self.failed += contexts

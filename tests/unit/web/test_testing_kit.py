@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -85,3 +88,36 @@ def test_a_failed_start_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ConfigError, match="cannot be used"), BackgroundBroker(data_dir=tmp_path / "file"):
         pass
+
+
+HIDING = """
+import sys
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {names!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Hidden())
+"""
+
+
+@pytest.mark.parametrize("hidden", [["sortedcontainers"], ["litestar"]], ids=["when-imported", "when-started"])
+def test_a_user_without_the_server_extra_is_told_what_to_install(tmp_path: Path, hidden: list[str]) -> None:
+    (tmp_path / "hiding.py").write_text(HIDING.format(names=hidden))
+    (tmp_path / "test_users.py").write_text("def test_plain(): pass\ndef test_broker(braid_broker): pass\n")
+    ran = subprocess.run(
+        # without hypothesis, which needs one of the packages itself
+        [sys.executable, "-m", "pytest", "-p", "hiding", "-p", "no:hypothesispytest", "-p", "no:cacheprovider", tmp_path],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "1 passed, 1 error" in ran.stdout, ran.stdout + ran.stderr
+    assert f"needs the package {hidden[0]}" in ran.stdout
+    assert "braidmq[server]" in ran.stdout
+    assert "Traceback" not in ran.stdout
+    assert "site-packages" not in ran.stdout  # no stack of ours either

@@ -50,28 +50,32 @@ class Op:
 
 
 Item = tuple[LocalLedgerWriter | Op, int, bytes, bytes]
-Run = tuple[LocalLedgerWriter, list[bytes], int]
-"""Entries of one writer in a group, and their bytes."""
+Runs = dict[LocalLedgerWriter, list[bytes]]
+"""The entries of each writer in a group, in order."""
 
 
 class Group:
     """What the worker made of a commit group."""
 
-    __slots__ = ("ops", "runs", "written")
+    __slots__ = ("entries", "length", "ops", "runs", "written")
 
-    def __init__(self, runs: list[Run], ops: list[Op], written: int) -> None:
+    def __init__(self, runs: Runs, ops: list[Op], *, entries: int, length: int, written: int) -> None:
         self.runs = runs
         self.ops = ops
+        self.entries = entries
+        self.length = length
+        """Bytes of all entries."""
         self.written = written
 
 
 def write_group(journal: Journal, items: list[Item], mark: bytes) -> Group:
     """Encode, write and sync one group; runs on the worker."""
     parts: list[bytes] = [mark] if mark else []
-    runs: dict[LocalLedgerWriter, list[bytes]] = {}
+    runs: Runs = {}
     ops: list[Op] = []
     pack, kind = RECORD.pack, int(Kind.ENTRY)
     add = parts.append
+    length = 0
     for owner, entry_id, head, body in items:
         if entry_id < 0:
             add(head)
@@ -79,7 +83,9 @@ def write_group(journal: Journal, items: list[Item], mark: bytes) -> Group:
             continue
         writer = cast(LocalLedgerWriter, owner)
         data = head + body
-        add(pack(kind, writer.ledger_id, entry_id, len(data)))
+        size = len(data)
+        length += size
+        add(pack(kind, writer.ledger_id, entry_id, size))
         add(data)
         run = runs.get(writer)
         if run is None:
@@ -87,7 +93,7 @@ def write_group(journal: Journal, items: list[Item], mark: bytes) -> Group:
         else:
             run.append(data)
     written = journal.append_group(b"".join(parts))
-    return Group([(writer, run, sum(map(len, run))) for writer, run in runs.items()], ops, written)
+    return Group(runs, ops, entries=len(items) - len(ops), length=length, written=written)
 
 
 class GroupCommit:
@@ -250,9 +256,9 @@ class GroupCommit:
             self._next()
             return
         self._writing = []
-        for writer, run, length in group.runs:
+        for writer, run in group.runs.items():
             state = writer.state
-            state.grow(run, length)
+            state.grow(run)
             writer.last_confirmed = state.last
         self._on_confirmed(group)
         if self.refusal is None:
@@ -261,16 +267,16 @@ class GroupCommit:
         if self.refusal is not None:
             self._next()  # fails what is queued; in order, so after the confirmations
 
-    def _tell(self, runs: Iterator[Run], ops: Iterator[Op]) -> None:
+    def _tell(self, writers: Iterator[LocalLedgerWriter], ops: Iterator[Op]) -> None:
         try:
-            for writer, _, _ in runs:
+            for writer in writers:
                 writer.advanced()
             for op in ops:
                 op.apply()
                 if not op.done.done():
                     op.done.set_result(None)
         except BaseException:
-            self._loop.call_soon(self._tell, runs, ops)  # a bug in one listener must not silence the others
+            self._loop.call_soon(self._tell, writers, ops)  # a bug in one listener must not silence the others
             raise
 
     def _fail_queued(self, error: LedgerError) -> None:

@@ -35,6 +35,12 @@ def ledger_path(directory: Path, ledger_id: int) -> Path:
     return directory / f"{ledger_id & 0xFF:02x}" / f"{ledger_id}.ledger"
 
 
+def open_file_share(files: FileSystem, open_files: int) -> int:
+    """How many files the writer, and as many the reader, may keep open. Too few cost dearly with many ledgers: a file that was
+    written to is synced before it is closed."""
+    return max(1, min(open_files, files.open_limit() // 4) // 2)
+
+
 def encode_block(ledger_id: int, first: int, entries: Sequence[bytes]) -> bytes:
     """One block holding `entries`, numbered from `first`."""
     numbers: list[int] = []

@@ -14,7 +14,7 @@ import msgspec
 from braid.errors import EntryCorrupt, StoreMismatch
 from braid.ledger.backends.local import records
 from braid.ledger.backends.local.journal import Journal, Replay
-from braid.ledger.backends.local.ledgerfile import BlockWriter
+from braid.ledger.backends.local.ledgerfile import BlockWriter, open_file_share
 from braid.ledger.backends.local.records import HeadBody
 from braid.ledger.backends.local.snapshot import SnapshotWriter, load_snapshot
 from braid.ledger.backends.local.state import Catalog
@@ -59,7 +59,7 @@ def recover(files: FileSystem, path: Path, settings: LocalSettings, salt: Callab
         path / LEDGER_FOLDER,
         store_id,
         block_bytes=settings.block_bytes,
-        open_files=max(1, settings.open_files // 2),
+        open_files=open_file_share(files, settings.open_files),
     )
     buffered = sum(state.tail_memory for state in catalog.ledgers.values())
     replay = Replay(files, path / JOURNAL_FOLDER, store_id, segment)

@@ -140,7 +140,7 @@ class _Loader:
             if kind == Kind.LEDGER:
                 self._ledger(ledger_id, records.decode_ledger(data))
             elif kind == Kind.ENTRY:
-                catalog.ledgers[ledger_id].grow([data], len(data))
+                catalog.ledgers[ledger_id].grow([data])
             elif kind == Kind.HEAD:
                 head = records.decode_head(data)
                 catalog.ids = LedgerIds(head.next_id, head.gaps)

@@ -70,11 +70,11 @@ class LedgerState:
         """Memory taken by the buffered entries."""
         return self.length - self.file_length + ENTRY_OVERHEAD * len(self.tail)
 
-    def grow(self, entries: list[bytes], length: int) -> None:
+    def grow(self, entries: list[bytes]) -> None:
         """Add confirmed entries after the last one."""
         self.tail += entries
         self.last += len(entries)
-        self.length += length
+        self.length += sum(map(len, entries))
 
     def flushed(self, count: int, length: int, file_bytes: int) -> None:
         """The first `count` buffered entries are in the file now."""

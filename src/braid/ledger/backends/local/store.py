@@ -21,7 +21,7 @@ from braid.errors import Closed, LedgerClosed, LedgerError, LedgerFenced, Ledger
 from braid.ledger.api import LedgerListener, LedgerMetadata, LedgerReader, LedgerWriter
 from braid.ledger.backends.local import records
 from braid.ledger.backends.local.commit import Group, GroupCommit, Op
-from braid.ledger.backends.local.ledgerfile import BlockReader, BlockWriter
+from braid.ledger.backends.local.ledgerfile import BlockReader, BlockWriter, open_file_share
 from braid.ledger.backends.local.reader import FileAccess, LocalLedgerReader
 from braid.ledger.backends.local.records import CreateBody, HeadBody, Kind, MarkBody
 from braid.ledger.backends.local.recovery import LEDGER_FOLDER, Recovered
@@ -66,7 +66,12 @@ class LocalLedgerStore:
         self._files: BlockWriter = recovered.writer
         self._file_worker = runtime.threads.worker("ledger-files")
         self._access = FileAccess(
-            BlockReader(runtime.files, path / LEDGER_FOLDER, self._store_id, open_files=max(1, settings.open_files // 2)),
+            BlockReader(
+                runtime.files,
+                path / LEDGER_FOLDER,
+                self._store_id,
+                open_files=open_file_share(runtime.files, settings.open_files),
+            ),
             runtime.threads.worker("ledger-reads"),
         )
         self._buffered = recovered.buffered
@@ -300,8 +305,7 @@ class LocalLedgerStore:
     # Confirmations, flushes, checkpoints
 
     def _confirmed(self, group: Group) -> None:
-        for _, run, length in group.runs:
-            self._buffered += length + ENTRY_OVERHEAD * len(run)
+        self._buffered += group.length + ENTRY_OVERHEAD * group.entries
         self._unchecked_bytes += group.written
         if self._buffered > self._settings.buffer_bytes // 2:
             self._commit.is_held = self._buffered > self._settings.buffer_bytes
