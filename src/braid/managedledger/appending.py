@@ -74,6 +74,7 @@ class LogAppender:
         "_is_terminating",
         "_leaving",
         "_listener",
+        "_loaded_end",
         "_now_ms",
         "_pushed_index",
         "_queue",
@@ -85,7 +86,6 @@ class LogAppender:
         "_undeleted",
         "_unsettled",
         "config",
-        "entries_added",
         "infos",
         "is_in_doubt",
         "last_creation_failure_ms",
@@ -126,7 +126,7 @@ class LogAppender:
         self.last_position = self.map.last
         self.last_index = value.last_index
         self.pending_bytes = 0
-        self.entries_added = 0
+        self._loaded_end = self.map.end
         self.last_ledger_created_ms = 0
         self.last_creation_failure_ms: int | None = None
         self.tail: Tail | None = None
@@ -189,13 +189,11 @@ class LogAppender:
     def tail_confirmed(self, entries: list[Entry], size: int) -> None:
         """Called by the tail: these entries are durable."""
         last = entries[-1]
-        count = len(entries)
-        self.map.end += count
+        self.map.end += len(entries)
         self.last_position = Position(last.ledger_id, last.entry_id)
         self.last_index = last.index
         self._confirmed_append_ms = last.append_ms
         self.pending_bytes -= size
-        self.entries_added += count
         if self._is_cached:
             self._cache.add(entries, size, follows=self._is_cache_current)
             self._is_cache_current = True
@@ -225,6 +223,11 @@ class LogAppender:
         tail = self.tail
         if tail is not None and (tail.confirmed >= 0 or tail.pending) and (now := self._now_ms()) >= tail.roll_ms:
             self._roll(tail, now)
+
+    @property
+    def entries_added(self) -> int:
+        """Entries that became durable since the log was loaded."""
+        return self.map.end - self._loaded_end
 
     @property
     def tail_size(self) -> int:

@@ -257,9 +257,7 @@ class GroupCommit:
             return
         self._writing = []
         for writer, run in group.runs.items():
-            state = writer.state
-            state.grow(run)
-            writer.last_confirmed = state.last
+            writer.last_confirmed = writer.state.grow(run)
         self._on_confirmed(group)
         if self.refusal is None:
             self._next()  # keep the disk busy before anyone is told

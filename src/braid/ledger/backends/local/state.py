@@ -70,11 +70,12 @@ class LedgerState:
         """Memory taken by the buffered entries."""
         return self.length - self.file_length + ENTRY_OVERHEAD * len(self.tail)
 
-    def grow(self, entries: list[bytes]) -> None:
-        """Add confirmed entries after the last one."""
+    def grow(self, entries: list[bytes]) -> int:
+        """Add confirmed entries after the last one; returns the last one's id. With many ledgers it is one entry at a time."""
         self.tail += entries
-        self.last += len(entries)
-        self.length += sum(map(len, entries))
+        self.length += len(entries[0]) if len(entries) == 1 else sum(map(len, entries))
+        self.last = last = self.last + len(entries)
+        return last
 
     def flushed(self, count: int, length: int, file_bytes: int) -> None:
         """The first `count` buffered entries are in the file now."""

@@ -101,13 +101,17 @@ class LocalLedgerWriter:
 
     def advanced(self) -> None:
         """`last_confirmed` has moved."""
-        last, waiters = self.last_confirmed, self._waiters
+        if self._waiters:
+            self._wake(self.last_confirmed)
+        if self._listener is not None:
+            self._listener.ledger_advanced(self.last_confirmed)
+
+    def _wake(self, last: int) -> None:
+        waiters = self._waiters
         while waiters and waiters[0][0] <= last:
             entry_id, done = waiters.popleft()
             if not done.done():
                 done.set_result(entry_id)
-        if self._listener is not None:
-            self._listener.ledger_advanced(last)
 
     def fail(self, error: LedgerError) -> None:
         """Nothing beyond the last confirmed entry will be confirmed."""
