@@ -4,9 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SEED ?=
+SEEDS ?=
+WORKLOAD ?=
+PLANT ?=
 SUITE ?=
 
-.PHONY: setup demo test check fmt bench kill power fuzz clients docs proto lock suite-python clean help
+.PHONY: setup demo test check fmt bench kill sim power fuzz clients docs proto lock suite-python clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -47,14 +50,22 @@ bench: setup  ## measure publish, delivery, latency, memory, restart
 kill: setup  ## kill -9 the broker 50 times under load and look for lost or reordered messages
 	$(BIN)/python tests/e2e/kill_loop.py --kills 50
 
+sim: setup  ## seeds of the simulator: make sim [SEED=n] [WORKLOAD=W1|W2|W9] [SEEDS=n] [PLANT=k]
+	$(BIN)/python -m tests.sim.run_sim $(if $(SEED),--seed $(SEED)) $(if $(WORKLOAD),--workload $(WORKLOAD)) \
+		$(if $(SEEDS),--seeds $(SEEDS)) $(if $(PLANT),--plant $(PLANT))
+
+moves: setup  ## three brokers under load, a topic moves every second, one broker is killed and one paused past its session
+	$(BIN)/python tests/e2e/move_loop.py --seconds 60 --interval 1.0
+
 power: setup  ## 200 seeded power cuts of the whole broker on a forgetful file system
 	$(BIN)/python tests/power/power_loop.py --cuts 200
 
 clients: setup  ## the Go, Rust, Java and Node clients against braid standalone (needs their toolchains)
 	$(BIN)/python tests/clients/run.py
 
-fuzz: setup  ## structure-aware fuzzing of the binary protocol, ten minutes
+fuzz: setup  ## structure-aware fuzzing of the binary protocol, ten minutes, then of the admin API, five
 	$(BIN)/python tests/fuzz/fuzz_loop.py --seconds 600
+	$(BIN)/python tests/fuzz/rest_loop.py --seconds 300
 
 suite-python: setup  ## run the official Python client's own test-suite: make suite-python SUITE=<its tests folder>
 	$(BIN)/python tests/e2e/suite_python.py "$(SUITE)"

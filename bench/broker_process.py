@@ -108,8 +108,13 @@ class Process:
 
     @property
     def port(self) -> int:
-        """Port of the first address of the ready line."""
-        return int(self.words[1].rsplit(":", 1)[1])
+        """Port of the first broker."""
+        return int(self.words[1].split(",")[0].rsplit(":", 1)[1])
+
+    @property
+    def http_url(self) -> str:
+        """Admin address of the first broker."""
+        return self.words[2].split(",")[0]
 
     def stop(self) -> None:
         """End it cleanly."""
@@ -131,10 +136,12 @@ class Process:
             self._process.stdout.close()
 
 
-def start_broker(data_dir: Path, settings: Mapping[str, str] | None = None, port: int = 0) -> Process:
-    """A durable broker with its defaults, except for `settings` (environment variables)."""
+def start_broker(data_dir: Path, settings: Mapping[str, str] | None = None, port: int = 0, brokers: int = 1) -> Process:
+    """A durable broker with its defaults, except for `settings` (environment variables); or several in one process."""
     arguments = [str(Path(sys.executable).parent / "braid"), "standalone", "--data-dir", str(data_dir), "--port", str(port)]
     arguments += ["--http-port", "0", "--host", "127.0.0.1", "--log-level", "warning"]
+    if brokers > 1:
+        arguments += ["--brokers", str(brokers)]
     return Process(arguments, WORK / "broker.log", settings)
 
 

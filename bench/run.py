@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.broker_process import WORK
 from bench.report import Report, machine_facts, save, show
-from bench.scenarios import delivery, latency, memory, publish, restart
+from bench.scenarios import cluster, delivery, latency, memory, publish, restart
 from bench.scenarios.bench_run import Run
 
 SCENARIOS = {
@@ -31,6 +31,7 @@ SCENARIOS = {
     "delivery": delivery.measure,
     "memory": memory.measure,
     "restart": restart.measure,
+    "cluster": cluster.measure,
 }
 
 

@@ -82,6 +82,8 @@ class RequestError(BraidError):
     """The other side understood the request and refused it."""
 
     status = 400
+    http_status: int | None = None
+    """Status of the HTTP answer this error was made from; None if it did not come over HTTP."""
 
 
 class UnknownFailure(RequestError):
@@ -199,6 +201,12 @@ class NotAllowed(Rejected):
 
 class InvalidArgument(Rejected):
     """A value outside its documented range."""
+
+    status = 412
+
+
+class PreconditionFailed(Rejected):
+    """An administrator's request that does not fit: a bad name or value, or an object that is still in use."""
 
     status = 412
 
@@ -399,3 +407,24 @@ BY_CODE: dict[int, type[BraidError]] = _by_code()
 def from_code(code: int, message: str) -> BraidError:
     """The error a peer reported by number."""
     return BY_CODE.get(code, UnknownFailure)(message)
+
+
+BY_STATUS: dict[int, type[RequestError]] = {
+    401: Unauthenticated,
+    403: Forbidden,
+    404: NotFound,
+    405: NotAllowed,
+    409: Conflict,
+    412: PreconditionFailed,
+    413: TooLarge,
+    429: Overloaded,
+    500: UnknownFailure,
+    501: NotAllowed,
+}
+
+
+def from_status(status: int, message: str) -> RequestError:
+    """The error an HTTP answer reports; its exact status stays with it."""
+    error = BY_STATUS.get(status, Rejected if status < 500 else Unavailable)(message)
+    error.http_status = status
+    return error

@@ -527,7 +527,8 @@ def run_loop(kills: int, seed: int, plant: str, folder: Path) -> Result:
 
 
 def kill_once(broker: Broker, board: Board, rng: Random) -> Kill:
-    """Wait for traffic, kill at a random moment, note what hung in the air, start again."""
+    """Wait for traffic, kill at a random moment at which sends are in flight, note what hung in the air, start again."""
+    singles = [number for number, lane in enumerate(LANES) if not lane[2]]
     base = board.acked()
     deadline = time.perf_counter() + 60
     while any(now <= before for now, before in zip(board.acked(), base, strict=True)):
@@ -535,7 +536,11 @@ def kill_once(broker: Broker, board: Board, rng: Random) -> Kill:
             raise RuntimeError("the producers make no progress")
         time.sleep(0.01)
     time.sleep(rng.random() * 0.8)
-    sent = board.sent()
+    deadline = time.perf_counter() + 2  # a busy machine may let the senders wait
+    while True:
+        sent, answered = board.sent(), board.acked()
+        if any(sent[number] > answered[number] for number in singles) or time.perf_counter() > deadline:
+            break
     broker.kill()
     acked = board.acked()
     while True:  # receipts that had left the broker are still being read
@@ -543,7 +548,6 @@ def kill_once(broker: Broker, board: Board, rng: Random) -> Kill:
         if board.acked() == acked:
             break
         acked = board.acked()
-    singles = [number for number, lane in enumerate(LANES) if not lane[2]]
     in_flight = sum(max(0, sent[number] - acked[number]) for number in singles)
     kill = Kill(broker.journal_bytes(), in_flight, list(zip(acked, board.sent(), strict=True)))
     kill.restart = broker.start()

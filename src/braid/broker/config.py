@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from braid.model.bundles import MAX_BUNDLES
 from braid.runtime.config import setting
 
 
@@ -29,6 +30,20 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     http_port: Annotated[int, setting("Port of REST and metrics; 0 = any free one", ge=0, le=65535, alias="webServicePort")] = (
         8080
     )
+    count: Annotated[
+        int, setting("Brokers in this process; the first has the ports above, the others any free ones", ge=1, le=64)
+    ] = 1
+    default_bundles: Annotated[
+        int,
+        setting("Bundles of a new namespace", ge=1, le=MAX_BUNDLES, alias="defaultNumberOfNamespaceBundles"),
+    ] = 4
+    balance: Annotated[bool, setting("Move bundles so that all brokers have about as many", alias="loadBalancerEnabled")] = True
+    balance_seconds: Annotated[
+        float, setting("Time between two moves, and between two looks at the counts", ge=0.1, le=86_400)
+    ] = 10.0
+    reconcile_seconds: Annotated[
+        float, setting("How often ownership and policies are compared with the metadata store", ge=0.1, le=3600)
+    ] = 5.0
     max_message_size: Annotated[
         int, setting("Largest message (metadata and payload) in bytes", ge=1024, le=128 << 20, alias="maxMessageSize")
     ] = 5 * 1024 * 1024
@@ -145,6 +160,12 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     retention_check_seconds: Annotated[
         int, setting("How often logs are trimmed", ge=1, le=86_400, alias="retentionCheckIntervalInSeconds")
     ] = 120
+    slow_operation_ms: Annotated[
+        int, setting("Log operations that take longer, at a bounded rate; 0 = never", ge=0, le=3_600_000)
+    ] = 1000
+    metrics_max_topics: Annotated[
+        int, setting("Topics with metrics of their own; with more loaded, only sums by namespace", ge=0, le=1_000_000)
+    ] = 5000
     end_of_topic_clients: Annotated[
         str,
         setting(

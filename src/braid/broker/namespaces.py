@@ -6,6 +6,7 @@ share it. Policy values keep upstream's names and shapes; keys we do not know ar
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +14,9 @@ import msgspec
 from braid.broker.config import BrokerConfig
 from braid.errors import AlreadyExists, Conflict, InvalidArgument, NotFound, TopicNotFound, VersionConflict
 from braid.metadata.api import ABSENT, MetadataStore, Record, Span
+from braid.model.bundles import Bundle, boundaries_of, from_boundaries, split, split_evenly
 from braid.model.names import NamespaceName, TopicName
+from braid.model.names import decode as decode_name
 from braid.model.names import encode as encode_name
 
 FORMAT_VERSION = 1
@@ -21,6 +24,10 @@ _TENANTS = "/admin/tenants"
 _NAMESPACES = "/admin/namespaces"
 _PARTITIONED = "/admin/partitioned-topics"
 _CLUSTERS = "/admin/clusters"
+NAMESPACES = _NAMESPACES
+"""Below it are the policies of every namespace, for watching."""
+UNSTATED_BUNDLES = split_evenly(4)
+"""Of a namespace whose record is older than bundles."""
 
 Json = dict[str, Any]
 
@@ -49,12 +56,26 @@ class PartitionedTopic(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     properties: dict[str, str] = {}
 
 
+class BundlesData(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A namespace's bundles as REST shows and takes them."""
+
+    boundaries: list[str] | None = None
+    num_bundles: int = 0
+
+
 class Policies:
     """The policies of one namespace, as stored."""
 
-    def __init__(self, values: Json, broker: BrokerConfig) -> None:
+    def __init__(self, values: Json, broker: BrokerConfig, version: int = 0) -> None:
         self.values = values
+        self.version = version
+        """Of the record; differs when the policies do."""
         self._broker = broker
+
+    @property
+    def bundles(self) -> tuple[Bundle, ...]:
+        stored = self.values.get("bundles")
+        return UNSTATED_BUNDLES if stored is None else from_boundaries(tuple(stored["boundaries"]))
 
     @property
     def deduplication(self) -> bool:
@@ -103,7 +124,10 @@ class Namespaces:
         await self._create_if_absent(f"{_CLUSTERS}/{encode_name(cluster)}", {})
         for tenant, namespace in (("public", "default"), ("pulsar", "system")):
             await self._create_if_absent(f"{_TENANTS}/{tenant}", {"adminRoles": [], "allowedClusters": [cluster]})
-            await self._create_if_absent(f"{_NAMESPACES}/{tenant}/{namespace}", {"replication_clusters": [cluster]})
+            await self._create_if_absent(
+                f"{_NAMESPACES}/{tenant}/{namespace}",
+                {"replication_clusters": [cluster], "bundles": bundles_json(split_evenly(self._config.default_bundles))},
+            )
 
     async def clusters(self) -> list[str]:
         return [name async for name in self._store.names(Span(_CLUSTERS))]
@@ -137,7 +161,8 @@ class Namespaces:
 
     async def create_namespace(self, name: NamespaceName, policies: Json) -> None:
         await self.tenant(name.tenant)
-        policies = {"replication_clusters": [self._config.cluster_name], **policies}
+        bundles = bundles_json(self._new_bundles(policies.get("bundles")))
+        policies = {"replication_clusters": [self._config.cluster_name], **policies, "bundles": bundles}
         await self._create(_namespace_key(name), policies, f"The namespace {name} already exists.")
 
     async def delete_namespace(self, name: NamespaceName) -> None:
@@ -149,19 +174,53 @@ class Namespaces:
         record = await self._store.get(_namespace_key(name))
         if record is None:
             raise TopicNotFound(f"The namespace {name} does not exist; create it, or check the spelling.")
-        return Policies(_public(_decode(record)), self._config)
+        return Policies(_public(_decode(record)), self._config, record.version)
+
+    async def split_bundle(self, name: NamespaceName, bundle: Bundle) -> None:
+        """Replace a bundle by its halves. Raises NotFound if the namespace does not have it (any more)."""
+
+        def halve(values: Json) -> None:
+            bundles = Policies(values, self._config).bundles
+            if bundle not in bundles:
+                raise NotFound(f"The namespace {name} has no bundle {bundle}; list its bundles to see what it has.")
+            values["bundles"] = bundles_json(split(bundles, bundle))
+
+        await self.change_policies(name, halve)
+
+    def _new_bundles(self, given: Any) -> tuple[Bundle, ...]:
+        """The bundles asked for at creation: by their boundaries, by their number, or the default."""
+        try:
+            wanted = BundlesData() if given is None else msgspec.convert(given, BundlesData)
+        except msgspec.ValidationError as error:
+            raise InvalidArgument(f"The bundles of a namespace cannot be read: {error}.") from None
+        if wanted.boundaries:
+            bundles = from_boundaries(tuple(wanted.boundaries))
+            if wanted.num_bundles and wanted.num_bundles != len(bundles):
+                raise InvalidArgument(
+                    f"{len(wanted.boundaries)} boundaries make {len(bundles)} bundles, not {wanted.num_bundles}."
+                )
+            return bundles
+        return split_evenly(wanted.num_bundles or self._config.default_bundles)
 
     async def set_policy(self, name: NamespaceName, key: str, value: Any) -> None:
         """Set one policy, or remove it with None."""
+
+        def change(values: Json) -> None:
+            if value is None:
+                values.pop(key, None)
+            else:
+                values[key] = value
+
+        await self.change_policies(name, change)
+
+    async def change_policies(self, name: NamespaceName, change: Callable[[Json], None]) -> None:
+        """Let `change` alter the policies as they are now; it may raise to leave them alone."""
         for _attempt in range(100):
             record = await self._store.get(_namespace_key(name), fresh=True)
             if record is None:
                 raise NotFound(f"The namespace {name} does not exist.")
             values = _decode(record)
-            if value is None:
-                values.pop(key, None)
-            else:
-                values[key] = value
+            change(values)
             try:
                 await self._store.put(record.key, _encode(values), expected=record.version)
             except VersionConflict:
@@ -198,6 +257,20 @@ class Namespaces:
         except VersionConflict:
             raise Conflict(f"The topic {topic} changed at the same time; try again.") from None
 
+    async def set_partitioned_properties(self, topic: TopicName, change: Callable[[dict[str, str]], None]) -> None:
+        """Let `change` alter the properties of a partitioned topic."""
+        record = await self._store.get(_partitioned_key(topic), fresh=True)
+        if record is None:
+            raise TopicNotFound(f"The partitioned topic {topic} does not exist.")
+        current = msgspec.json.decode(record.value, type=PartitionedTopic)
+        properties = dict(current.properties)
+        change(properties)
+        changed = msgspec.structs.replace(current, properties=properties)
+        try:
+            await self._store.put(record.key, msgspec.json.encode(changed), expected=record.version)
+        except VersionConflict:
+            raise Conflict(f"The topic {topic} changed at the same time; try again.") from None
+
     async def delete_partitioned(self, topic: TopicName) -> None:
         if not await self._store.delete(_partitioned_key(topic)):
             raise TopicNotFound(f"The partitioned topic {topic} does not exist.")
@@ -217,6 +290,7 @@ class Namespaces:
                 f"The topic {topic} may have at most {self._config.max_partitions} partitions (broker.max_partitions), "
                 f"not {partitions}."
             )
+        topic.partition(partitions - 1)  # whose name must not be too long
 
     async def _create(self, key: str, value: Json, taken: str) -> None:
         try:
@@ -241,6 +315,17 @@ class ShrinkRefused(InvalidArgument):
     """A partitioned topic can only grow."""
 
     status = 422
+
+
+def bundles_json(bundles: Sequence[Bundle]) -> Json:
+    """Bundles in the shape of the policies."""
+    return {"boundaries": boundaries_of(bundles), "numBundles": len(bundles)}
+
+
+def namespace_of_key(key: str) -> NamespaceName:
+    """The namespace whose policies are at a key below `NAMESPACES`."""
+    tenant, local = key.removeprefix(f"{NAMESPACES}/").split("/")
+    return NamespaceName(decode_name(tenant), decode_name(local))
 
 
 def _namespace_key(name: NamespaceName) -> str:

@@ -124,6 +124,7 @@ class Producer:
             self.link.pending_publishes -= 1
             self.completed += 1
             topic.add_refused(self, error, was_judged=was_judged)
+            self.after_completions()
 
     def _is_new(self, send: Send, highest: int) -> bool:
         """Deduplicate: duplicates get a receipt without position, undetermined ones are to be sent again."""

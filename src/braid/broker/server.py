@@ -1,7 +1,8 @@
 """`BrokerServer`: a broker with its listening socket.
 
 Owns the listener and the connections; stopping closes the listener first, then the topics (clients are told to look
-elsewhere), then the connections.
+elsewhere), then the connections. A broker's id is its host and HTTP port, so whoever starts an HTTP server announces the broker
+(`BrokerService.announce`); without one the binary port serves as well and the broker announces itself.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from braid.runtime.network import Listener, public_name, url_host
 class BrokerServer:
     """Serves the binary protocol on one port."""
 
-    def __init__(self, service: BrokerService) -> None:
+    def __init__(self, service: BrokerService, *, with_http: bool = False) -> None:
         self.service = service
+        self.host = url_host(service.config.advertised_address or public_name(service.config.bind_address))
+        self._with_http = with_http
         self.connections: set[BrokerConnection] = set()
         self._listener: Listener | None = None
 
@@ -35,9 +38,20 @@ class BrokerServer:
         self._listener = await self.service.runtime.network.listen(
             config.bind_address, config.port, lambda: BrokerConnection(self.service, self.connections)
         )
-        host = config.advertised_address or public_name(config.bind_address)
-        self.service.service_url = f"pulsar://{url_host(host)}:{self.port}"
+        self.service.service_url = f"pulsar://{self.host}:{self.port}"
+        if not self._with_http:
+            await self.service.announce(f"{self.host}:{self.port}")
         return self
+
+    async def kill(self) -> None:
+        """End at once, as a crash would."""
+        if self._listener is not None:
+            self._listener.close()
+        for _turn in range(10):  # a connection accepted just before shows up a few turns of the loop later
+            for connection in list(self.connections):
+                connection.link.abort()
+            await asyncio.sleep(0)
+        await self.service.kill()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -1,7 +1,8 @@
 """`BrokerService`: the topics this broker serves, loading and closing them, and the rules for creating them.
 
 Owns the registry of loaded topics. A topic is loaded once however many clients ask, by a task of the service (a client that
-goes away does not interrupt it). Must not know frames or HTTP.
+goes away does not interrupt it), and only while this broker owns its bundle (`ownership.py`), which is looked at before its log
+is opened and again before it is served. Must not know frames or HTTP.
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
+from braid import __version__
 from braid.broker.budget import PublishBudget
 from braid.broker.config import BrokerConfig
 from braid.broker.namespaces import Namespaces
+from braid.broker.ownership import BundleUnloading, OwnedElsewhere, Ownership
+from braid.broker.policy_watch import PolicyWatch
+from braid.broker.registry import BrokerInfo
 from braid.broker.topic import Topic
 from braid.errors import (
     AlreadyExists,
     BraidError,
     Closed,
     Conflict,
-    InvalidTopicName,
+    LedgerFenced,
     MetadataFailure,
     NotAllowed,
     NotReady,
@@ -28,11 +33,14 @@ from braid.errors import (
 from braid.managedledger.factory import ManagedLedgerFactory
 from braid.managedledger.schemas import SchemaStorage
 from braid.metadata.api import MetadataStore
-from braid.model.names import Domain, NamespaceName, TopicName
+from braid.model.bundles import Bundle, hash_of
+from braid.model.names import Domain, NamespaceName, TopicName, check_new_topic
 from braid.runtime.env import Runtime
 from braid.runtime.tasks import Tasks
 
 log = logging.getLogger(__name__)
+CLOSING_AT_ONCE = 64
+"""Topics of a bundle that are closed at the same time: their last writes share commits."""
 
 
 class BrokerService:
@@ -52,25 +60,45 @@ class BrokerService:
         self.logs = logs
         self.schemas = schemas
         self.namespaces = Namespaces(metadata, config)
+        self.ownership = Ownership(runtime, config, metadata, self.namespaces, self)
         self.budget = PublishBudget(config.max_pending_publish_bytes)
         self.topics: dict[str, Topic] = {}
         self._loading: dict[str, asyncio.Future[Topic]] = {}
         self._closing: dict[str, asyncio.Future[None]] = {}
+        self._policy_watch = PolicyWatch(self)
         self._tasks = Tasks("broker")
         self._is_closed = False
         self._producer_names = 0
         self._instance = runtime.token(32)
         self.started_ms = runtime.clock.now_ms()
+        self.lookups = 0
+        """Answered with an address, over either protocol."""
+        self.lookup_redirects = 0
+        """Of these: sent to another broker."""
         self.service_url = ""
         """What lookups answer; set when the listener is open."""
 
     async def start(self) -> None:
         await self.namespaces.bootstrap()
         self._tasks.spawn(self._trim_loop(), "trim")
+        self._policy_watch.start(self._tasks)
+
+    async def announce(self, broker_id: str, http_url: str = "") -> None:
+        """The listeners are open: join the other brokers. Until then lookups are asked to come again."""
+        me = BrokerInfo(
+            broker_id=broker_id,
+            service_url=self.service_url,
+            http_url=http_url,
+            started_ms=self.started_ms,
+            version=__version__,
+            incarnation=self.ownership.incarnation,
+        )
+        await self.ownership.start(me)
 
     async def close(self) -> None:
-        """Close every topic, then stop."""
+        """Close every topic, then stop. Other brokers take over when the topics are closed."""
         self._is_closed = True
+        await self.ownership.leave()
         for loading in list(self._loading.values()):
             await asyncio.wait([loading])
         for topic in list(self.topics.values()):
@@ -78,6 +106,17 @@ class BrokerService:
         for topic in list(self.topics.values()):
             await self.unload(topic)
         await self._tasks.close()
+        await self.ownership.close()
+
+    async def kill(self) -> None:
+        """End at once, as a crash would: nothing more is written, nobody is told anything."""
+        self._is_closed = True
+        self.ownership.kill()
+        self._tasks.cancel()
+        for topic in list(self.topics.values()):
+            topic.tasks.cancel()
+            topic.log.lost(_no_longer_ours(topic.name))
+            await topic.log.close()
 
     def new_producer_name(self) -> str:
         """A name nobody else was given."""
@@ -87,11 +126,14 @@ class BrokerService:
     # Loading.
 
     async def topic(self, name: TopicName, *, create: bool) -> Topic:
-        """The loaded topic; loads it, and creates it if `create` and the namespace allow that."""
+        """The loaded topic; loads it, and creates it if `create` and the namespace allow that. Takes the topic's bundle if that
+        is nobody's and falls to this broker. Raises OwnedElsewhere."""
         key = str(name)
         while True:
             if self._is_closed:
                 raise NotReady("The broker is shutting down; connect to another one or try again.")
+            if not self.ownership.owns(name):
+                await self._own(name)
             topic = self.topics.get(key)
             if topic is not None:
                 return topic
@@ -115,10 +157,25 @@ class BrokerService:
                     continue
                 raise
 
+    async def _own(self, name: TopicName) -> None:
+        try:
+            found = await self.ownership.find(name)
+        except BundleUnloading as error:
+            raise NotReady(error.message) from None
+        if not found.is_mine:
+            raise OwnedElsewhere(f"The topic {name}", found.broker)
+
     async def _load(self, name: TopicName, loading: asyncio.Future[Topic], create: bool) -> None:
         key = str(name)
+        began = self.runtime.clock.monotonic()
         try:
             topic = await self._open(name, create)
+            self.runtime.slow.note("topic load", key, self.runtime.clock.monotonic() - began)
+            if not self.ownership.owns(name):
+                # Lost while it was loaded. No wait from here to its place in `topics`, where a loss finds it.
+                topic.log.lost(_no_longer_ours(name))
+                await topic.close()
+                raise NotReady(f"The topic {name} moved to another broker while it was loaded; look it up again.")
         except BraidError as error:
             del self._loading[key]
             loading.set_exception(error)
@@ -162,14 +219,13 @@ class BrokerService:
                 return name.partition_index < record.partitions
         elif await self.namespaces.partitions(base) is not None:
             raise NotAllowed(f"The topic {name} is partitioned; use its partitions.")
-        if not name.is_trimmed:
-            raise InvalidTopicName(f"The topic name {name} begins or ends with white space.")
+        check_new_topic(name)
         policies = await self.namespaces.policies(name.namespace)
         return policies.auto_topic_creation.allow_auto_topic_creation
 
     def topic_lost(self, topic: Topic) -> None:
         """Another owner took the log, or it failed for good: drop the topic; clients look it up again."""
-        if self.topics.get(str(topic.name)) is topic and not topic.is_closing:
+        if self.topics.get(str(topic.name)) is topic and not topic.is_closing and not self._is_closed:
             topic.disconnect_all()
             self._tasks.spawn(self.unload(topic), f"drop {topic.name}")
 
@@ -189,6 +245,36 @@ class BrokerService:
         finally:
             del self._closing[key]
             closing.set_result(None)
+
+    # Bundles, for `Ownership`.
+
+    async def close_bundle(self, namespace: NamespaceName, bundle: Bundle) -> None:
+        """Close the topics of a bundle that takes no more clients; returns when none is open or being opened or closed."""
+        while True:
+            if under_way := [
+                future
+                for futures in (self._loading, self._closing)
+                for key, future in futures.items()
+                if _is_in(TopicName.parse(key), namespace, bundle)
+            ]:
+                await asyncio.wait(under_way)
+                continue
+            topics = [topic for topic in self.topics.values() if _is_in(topic.name, namespace, bundle)]
+            if not topics:
+                return
+            for topic in topics:
+                topic.disconnect_all()
+            for start in range(0, len(topics), CLOSING_AT_ONCE):
+                async with asyncio.TaskGroup() as group:
+                    for topic in topics[start : start + CLOSING_AT_ONCE]:
+                        group.create_task(self.unload(topic))
+
+    def abandon_bundle(self, namespace: NamespaceName, bundle: Bundle) -> None:
+        """Somebody else may own the bundle: its topics are dropped and write nothing more."""
+        for topic in list(self.topics.values()):
+            if _is_in(topic.name, namespace, bundle):
+                topic.log.lost(_no_longer_ours(topic.name))
+                self.topic_lost(topic)
 
     # What clients and administrators ask.
 
@@ -231,25 +317,29 @@ class BrokerService:
         await self._create_partitions(name, range(partitions))
 
     async def _create_partitions(self, name: TopicName, numbers: Iterable[int]) -> None:
+        """Their records, from any broker: whoever owns a partition loads it when it is first used."""
         for number in numbers:
-            await self.topic(name.partition(number), create=True)
+            await self.logs.create(name.partition(number).managed_ledger_name)
 
     async def create_topic(self, name: TopicName, properties: dict[str, str] | None = None) -> None:
-        """Create a plain topic."""
+        """Create a plain topic, from any broker: its owner loads it when it is first used."""
         self.check_creatable(name)
         await self.namespaces.policies(name.namespace)
-        if await self.logs.exists(name.managed_ledger_name) or await self.namespaces.partitions(name) is not None:
+        if await self.namespaces.partitions(name) is not None or not await self.logs.create(
+            name.managed_ledger_name, properties
+        ):
             raise AlreadyExists(f"The topic {name} already exists.")
-        managed = await self.logs.open(name.managed_ledger_name, Topic(self, name), create=True, properties=properties or {})
-        await managed.close()
 
     def check_creatable(self, name: TopicName) -> None:
         check_served(name)
-        if not name.is_trimmed:
-            raise InvalidTopicName(f"The topic name {name} begins or ends with white space.")
+        check_new_topic(name)
 
     async def delete_topic(self, name: TopicName, *, force: bool) -> None:
-        """Delete a plain topic or one partition, with its data and subscriptions."""
+        """Delete a plain topic or one partition, with its data and subscriptions. Raises OwnedElsewhere if another broker
+        serves its bundle: only that one knows who uses the topic."""
+        owner = await self.ownership.owner_of(name)
+        if owner is not None and owner.broker_id != self.ownership.broker_id:
+            raise OwnedElsewhere(f"The topic {name}", owner)
         topic = self.topics.get(str(name))
         if topic is None and not await self.logs.exists(name.managed_ledger_name):
             raise TopicNotFound(f"The topic {name} does not exist.")
@@ -261,9 +351,15 @@ class BrokerService:
         await self.logs.delete(name.managed_ledger_name)
 
     async def delete_partitioned(self, name: TopicName, *, force: bool) -> None:
+        """Delete a partitioned topic whose partitions are all served here or nowhere. Raises OwnedElsewhere, before anything is
+        deleted, if one is not."""
         record = await self.namespaces.partitions(name)
         if record is None:
             raise TopicNotFound(f"The partitioned topic {name} does not exist.")
+        for number in range(record.partitions):
+            owner = await self.ownership.owner_of(name.partition(number))
+            if owner is not None and owner.broker_id != self.ownership.broker_id:
+                raise OwnedElsewhere(f"The topic {name.partition(number)}", owner)
         if not force:
             for number in range(record.partitions):
                 topic = self.topics.get(str(name.partition(number)))
@@ -286,6 +382,7 @@ class BrokerService:
         if await self.list_topics(namespace) or await self.namespaces.partitioned_topics(namespace):
             raise Conflict(f"The namespace {namespace} still has topics; delete them first.")
         await self.namespaces.delete_namespace(namespace)
+        await self.ownership.forget(namespace)
 
     async def policies_changed(self, namespace: NamespaceName) -> None:
         """Apply a namespace's policies to its loaded topics, and to those being loaded, which may have read the old ones."""
@@ -299,6 +396,7 @@ class BrokerService:
         for topic in topics:
             if not topic.is_closing:
                 await topic.set_deduplication(policies.deduplication)
+        self._policy_watch.applied(namespace, policies.version)
 
     async def _trim_loop(self) -> None:
         while True:
@@ -319,6 +417,14 @@ def check_served(name: TopicName) -> None:
         raise NotAllowed(f"This broker has no non-persistent topics yet; {name} cannot be used.")
     if name.domain is not Domain.PERSISTENT:
         raise NotAllowed(f"This broker has no scalable topics yet; {name} cannot be used.")
+
+
+def _is_in(name: TopicName, namespace: NamespaceName, bundle: Bundle) -> bool:
+    return name.namespace == namespace and bundle.contains(hash_of(name))
+
+
+def _no_longer_ours(name: TopicName) -> LedgerFenced:
+    return LedgerFenced(f"The topic {name} is no longer served by this broker; look it up again.")
 
 
 class StillInUse(MetadataFailure):

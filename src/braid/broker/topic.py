@@ -27,6 +27,7 @@ from braid.errors import (
 )
 from braid.managedledger.api import Entry
 from braid.managedledger.log import ManagedLedger
+from braid.model import names
 from braid.model.names import TopicName
 from braid.model.positions import EARLIEST, LATEST, Position
 from braid.runtime.tasks import Tasks
@@ -51,6 +52,7 @@ def check_subscription_name(name: str) -> None:
     """Raise what clients are told of a name that no subscription can have."""
     if not name or name.startswith(RESERVED_PREFIX) or name in RESERVED_SUBSCRIPTIONS:
         raise ProducerBusy(f"{name!r} cannot be the name of a subscription; choose another.")
+    names.check_subscription_name(name)
 
 
 class Topic:
@@ -61,6 +63,7 @@ class Topic:
         "_end_prefixes",
         "_producer_lock",
         "_quiet_until",
+        "_released",
         "_subscription_lock",
         "access",
         "budget",
@@ -93,6 +96,8 @@ class Topic:
         self.access = ProducerAccess(self)
         self.subscriptions: dict[str, Subscription] = {}
         self.is_closing = False
+        self._released: list[Producer] = []
+        """Producers that are told of the end when what they sent is answered."""
         self._producer_lock = asyncio.Lock()
         self._dedup_lock = asyncio.Lock()
         self._subscription_lock = asyncio.Lock()
@@ -197,7 +202,8 @@ class Topic:
         stored before they are: it is dropped now, and the client comes back and sends everything again in order. It also costs
         the client one producer instead of its whole connection (trap 5).
         """
-        self._complain(f"storing {len(contexts)} entries failed", cause)
+        if contexts or not isinstance(cause, LedgerFenced):
+            self._complain(f"storing {len(contexts)} entries failed", cause)
         failed: dict[Producer, None] = {}
         for producer, _sequence_id, _highest, length in contexts:
             failed[producer] = None
@@ -318,10 +324,26 @@ class Topic:
         self._forget(producer)
         if producer.on_closed is not None:
             producer.on_closed(producer)
+        self._tell_closed(producer)
+
+    @staticmethod
+    def _tell_closed(producer: Producer) -> None:
         if producer.link.protocol_version >= 5:
             producer.link.write(close_producer(producer.producer_id))
         else:
             producer.link.close()
+
+    def _release_producer(self, producer: Producer) -> None:
+        """Close a producer of a log that goes on elsewhere: what it sends from now on is dropped, what is on its way is
+        answered first. So it sends nothing again that is stored, and needs no deduplication for that."""
+        if producer.is_closed:
+            return
+        self._forget(producer)
+        if producer.on_closed is not None:
+            producer.on_closed(producer)
+        if producer.idle_callback is None:  # else its client is closing it, and is answered then
+            self._released.append(producer)
+            producer.when_idle(lambda: self._tell_closed(producer))
 
     # Subscriptions.
 
@@ -419,7 +441,7 @@ class Topic:
         """Stop serving: clients are told to look the topic up again."""
         self.is_closing = True
         for producer in list(self.producers.values()):
-            self.disconnect_producer(producer)
+            self._release_producer(producer)
         self.access.refuse_waiters(NotReady(f"The topic {self.name} is being closed; look it up again."))
         for subscription in list(self.subscriptions.values()):
             subscription.close_consumers()
@@ -430,4 +452,10 @@ class Topic:
         await self.tasks.close()
         if self.dedup is not None:
             await self.dedup.close()
-        await self.log.close()
+        try:
+            await self.log.close()
+        finally:
+            for producer in self._released:  # however the log ended, nobody waits for ever
+                if (tell := producer.idle_callback) is not None:
+                    producer.idle_callback = None
+                    tell()

@@ -8,16 +8,18 @@ from typing import Annotated, Any
 import typer
 
 from braid import __version__
+from braid.cli.admin_groups import DEFAULT_URL as DEFAULT_ADMIN_URL
+from braid.cli.admin_groups import HELP_OPTIONS, NOUNS, Timeout, group
+from braid.cli.admin_groups import Url as AdminUrl
 from braid.errors import ConfigError
 
 app = typer.Typer(
     name="braid",
     help="Braid: a message-streaming platform that speaks the Pulsar protocol.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP_OPTIONS,
 )
 
 Url = Annotated[str, typer.Option("--url", envvar="BRAID_URL", help="Where the broker is.")]
@@ -48,6 +50,7 @@ def standalone(
     host: Annotated[str | None, typer.Option("--host", help="Address or host name to listen on.")] = None,
     port: Annotated[int | None, typer.Option("--port", help="Port of the binary protocol; 0 = any free one.")] = None,
     http_port: Annotated[int | None, typer.Option("--http-port", help="Port of REST and metrics; 0 = any free one.")] = None,
+    brokers: Annotated[int | None, typer.Option("--brokers", help="Brokers in this process, over one store.")] = None,
     advertised_address: Annotated[
         str | None, typer.Option("--advertised-address", help="Host name told to clients, if not the one listened on.")
     ] = None,
@@ -55,13 +58,14 @@ def standalone(
     config: Annotated[Path | None, typer.Option("--config", help="TOML file with settings.")] = None,
     log_level: Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error.")] = None,
 ) -> None:
-    """Run a durable broker in one process until SIGTERM, SIGINT or SIGHUP."""
+    """Run a durable broker, or several, in one process until SIGTERM, SIGINT or SIGHUP."""
     from braid.cli.standalone import run
 
     broker = {
         "bind_address": host,
         "port": port,
         "http_port": http_port,
+        "count": brokers,
         "advertised_address": advertised_address,
         "max_message_size": max_message_size,
     }
@@ -139,6 +143,40 @@ def consume(
         is_json=_is_json(output),
     )
     run(options)
+
+
+@app.command(
+    epilog="Example: braid top --sort backlog. For a script: braid top --once --output json. "
+    "Rates are measured between two looks; a topic's backlog is the sum over its subscriptions, in entries. Ctrl-C ends it."
+)
+def top(
+    interval: Annotated[float, typer.Option("--interval", min=0.1, max=3600, help="Seconds between two looks.")] = 2.0,
+    sort: Annotated[str, typer.Option("--sort", help="in, out, backlog, size or topic.")] = "in",
+    rows: Annotated[int, typer.Option("--rows", min=1, max=10_000, help="Topics to show, at most.")] = 20,
+    namespace: Annotated[str | None, typer.Option("--namespace", help="Only topics of this namespace.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Look twice, show that, and end.")] = False,
+    url: AdminUrl = DEFAULT_ADMIN_URL,
+    output: Output = "text",
+    timeout: Timeout = 30.0,
+) -> None:
+    """Watch the topics and brokers of a cluster: rates, backlog, owners."""
+    from braid.cli.top import TopOptions, run
+
+    options = TopOptions(
+        interval=interval,
+        sort=_one_of("--sort", sort, ("in", "out", "backlog", "size", "topic")),
+        rows=rows,
+        namespace=namespace,
+        is_once=once,
+        url=url,
+        is_json=_is_json(output),
+        timeout=timeout,
+    )
+    run(options)
+
+
+for _noun in NOUNS:
+    app.add_typer(group(_noun))
 
 
 @app.command(hidden=True)

@@ -12,6 +12,7 @@ import sys
 from typing import NoReturn
 
 from braid.cli.interrupt import Interrupted
+from braid.cli.output import printable
 from braid.errors import BraidError, ConfigError, DeadlineExceeded
 
 EXIT_FAILED = 1
@@ -25,7 +26,7 @@ def main() -> None:
     try:
         from braid.cli.commands import app
 
-        app(standalone_mode=True)
+        app(standalone_mode=True, prog_name="braid")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "braid":
             raise
@@ -41,7 +42,7 @@ def main() -> None:
 
 
 def _fail(text: str, code: int) -> NoReturn:
-    sys.stderr.write(f"error: {' '.join(text.split())}\n")
+    sys.stderr.write(f"error: {printable(' '.join(text.split()))}\n")
     sys.exit(code)
 
 

@@ -27,6 +27,13 @@ def emit(data: bytes, *, flush: bool = True) -> None:
         raise OutputFailed(f"Standard output cannot be written: {error.strerror or error}.") from error
 
 
+def printable(text: str) -> str:
+    """Text that moves no cursor and changes no colour."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
 def _discard() -> None:
     """Send what is left in the buffer nowhere: the interpreter would try it again at its end and complain."""
     null = os.open(os.devnull, os.O_WRONLY)

@@ -62,5 +62,33 @@ class Progress:
         self._stream.flush()
 
 
+class Steps:
+    """Counts what is done of a known number of things."""
+
+    def __init__(self, clock: Clock, text: str, total: int, stream: TextIO | None = None) -> None:
+        self._clock = clock
+        self._text = text
+        self._total = total
+        self._stream = stream or sys.stderr
+        self._is_terminal = self._stream.isatty()
+        self._period = TERMINAL_SECONDS if self._is_terminal else LOG_SECONDS
+        self._last = clock.monotonic()
+
+    def at(self, done: int) -> None:
+        """So many are done; shown now and then."""
+        now = self._clock.monotonic()
+        if now - self._last >= self._period:
+            self._last = now
+            text = f"{self._text} {done:,} of {self._total:,}"
+            self._stream.write(f"\r\x1b[K{text}" if self._is_terminal else f"{text}\n")
+            self._stream.flush()
+
+    def end(self) -> None:
+        """Leave the line to whoever writes next."""
+        if self._is_terminal:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+
 def _messages(count: int) -> str:
     return f"{count:,} message{'' if count == 1 else 's'}"

@@ -14,12 +14,16 @@ from typing import Any
 
 import httpx
 import typer.main
+from typer.core import TyperGroup
 
 from braid.broker.config import BrokerConfig
 from braid.errors import BraidError
 from braid.runtime.config import describe
 from braid.web.config import StandaloneConfig, StorageConfig
 from braid.web.standalone import Standalone
+
+COMMON_OPTIONS = ("--url", "--output", "--timeout")
+"""Of every admin command: described once."""
 
 
 def pages() -> dict[str, str]:
@@ -140,19 +144,31 @@ def cli_page() -> str:
     lines = ["# Commands", "", "Generated from the code. Errors are one line on standard error; `--help` works everywhere.", ""]
     lines += ["Exit codes: 0 done, 1 refused or failed, 2 wrong use, 3 not finished in time, 130 interrupted."]
     for name, command in sorted(getattr(root, "commands", {}).items()):
-        if not command.hidden:
-            lines += _command(name, command)
+        if command.hidden:
+            continue
+        if not isinstance(command, TyperGroup):
+            lines += _command(f"## braid {name}", command)
+            continue
+        lines += ["", f"## braid {name}", "", command.help or "", ""]
+        lines += [
+            f"Every command below also has {', '.join(f'`{each}`' for each in COMMON_OPTIONS)}; see `braid {name} --help`."
+        ]
+        context: Any = typer.Context(command)
+        for verb in command.list_commands(context):
+            lines += _command(f"### braid {name} {verb}", command.get_command(context, verb), COMMON_OPTIONS)
     return "\n".join(lines) + "\n"
 
 
-def _command(name: str, command: Any) -> Iterator[str]:
+def _command(title: str, command: Any, leave_out: tuple[str, ...] = ()) -> Iterator[str]:
     arguments = [each.name.upper() for each in command.params if each.param_type_name == "argument"]
-    yield from ("", f"## braid {' '.join([name, *arguments])}", "", command.help or "", "")
-    yield from ("| option | default | meaning |", "|---|---|---|")
-    for each in command.params:
+    yield from ("", " ".join([title, *arguments]), "", command.help or "")
+    shown = [each for each in command.params if not set(each.opts) & set(leave_out)]
+    if shown:
+        yield from ("", "| option | default | meaning |", "|---|---|---|")
+    for each in shown:
         names = f"`{each.name.upper()}`" if each.param_type_name == "argument" else " ".join(f"`{opt}`" for opt in each.opts)
-        shown = "" if each.default is None or each.required else f"`{each.default}`"
-        yield f"| {names} | {shown} | {_plain(each.help or '')} |"
+        default = "" if each.default in (None, []) or each.required else f"`{each.default}`"
+        yield f"| {names} | {default} | {_plain(each.help or '')} |"
     if command.epilog:
         yield from ("", command.epilog)
 

@@ -49,7 +49,7 @@ async def _serve(config: StandaloneConfig) -> None:
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
-        _say_ready(f"ready {broker.service_url} {broker.http_url}")
+        _say_ready(broker.ready_line)
         await stop.wait()
 
 

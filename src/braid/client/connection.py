@@ -285,12 +285,16 @@ async def open_connection(runtime: Runtime, config: ClientConfig, host: str, por
     address = f"{host}:{port}"
     try:
         async with asyncio.timeout(config.connect_timeout):
-            _transport, connection = await runtime.network.connect(host, port, lambda: Connection(runtime, config, address))
+            transport, connection = await runtime.network.connect(host, port, lambda: Connection(runtime, config, address))
     except TimeoutError:
         raise ConnectFailed(f"Cannot connect to {address} within {config.connect_timeout:g} s; is it reachable?") from None
     except OSError as error:
         refused = isinstance(error, ConnectionRefusedError)  # asyncio puts the address where the reason should be
         reason = "Connection refused" if refused else error.strerror or str(error)
         raise ConnectFailed(f"Cannot connect to {address}: {reason}. Is a broker running there?") from error
-    await connection.handshake()
+    try:
+        await connection.handshake()
+    except BaseException:  # whoever gives up waiting must not leave the socket behind
+        transport.abort()
+        raise
     return connection

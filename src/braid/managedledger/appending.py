@@ -83,6 +83,7 @@ class LogAppender:
         "_record",
         "_roll_bytes",
         "_roll_entry",
+        "_slow",
         "_undeleted",
         "_unsettled",
         "config",
@@ -131,6 +132,7 @@ class LogAppender:
         self.last_creation_failure_ms: int | None = None
         self.tail: Tail | None = None
         self._now_ms = runtime.clock.now_ms
+        self._slow = runtime.slow
         self._record = record
         self._listener = listener
         self._reader = LogReader(resolver, config.max_open_readers)
@@ -200,6 +202,9 @@ class LogAppender:
         elif self._is_cache_current:
             self._cache.clear()
             self._is_cache_current = False
+        took = (self._now_ms() - entries[0].append_ms) / 1000
+        if took >= self._slow.threshold:
+            self._slow.note("publish", f"{len(entries)} entries of {self.name}", took)
         self._listener.entries_added(entries)
 
     def tail_failed(self, tail: Tail, error: LedgerError) -> None:

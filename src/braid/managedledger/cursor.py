@@ -111,6 +111,20 @@ class ManagedCursor:
         """Unacknowledged entries."""
         return self.entries_since_mark_delete() - self._ranges.count
 
+    def nth_unacknowledged(self, count: int) -> Position | None:
+        """The `count`-th (from 1) unacknowledged entry; None if there are fewer."""
+        if count > self.backlog():
+            return None
+        ledgers = self._log.map
+        at = ledgers.ordinal(Position(self.mark_delete.ledger_id, self.mark_delete.entry_id + 1))
+        for ledger_id, first, last in self._ranges:
+            start = ledgers.ordinal(Position(ledger_id, first))
+            if count <= start - at:
+                break
+            count -= start - at
+            at = start + last - first + 1
+        return ledgers.at(at + count - 1)
+
     # ---- reading ----------------------------------------------------------------------------------------------------------
 
     def read_cached(self, max_entries: int, max_bytes: int) -> list[Entry] | None:
@@ -139,10 +153,14 @@ class ManagedCursor:
             if self.read_position <= self.mark_delete:
                 self._read_after_mark_delete()
             start = self.read_position
-            entries = await self._log.read(self._skip(start), max_entries, max_bytes)
+            wanted = self._skip(start)
+            entries = await self._log.read(wanted, max_entries, max_bytes)
             if self.read_position != start:  # rewound or reset meanwhile: what was read is not what is wanted now
                 continue
-            if not entries or (entries := self._taken(entries)):
+            if not entries:
+                self.read_position = wanted  # the end: all up to it is acknowledged, so that nobody asks for it again
+                return entries
+            if entries := self._taken(entries):
                 return entries
 
     def rewind(self) -> None:

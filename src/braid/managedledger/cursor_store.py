@@ -76,6 +76,8 @@ class CursorStore:
                 version = await swap(owner.metadata, key, encode_record(value), expected)
             except VersionConflict:
                 found = await owner.metadata.get(key, fresh=True)
+                # A later owner's cursor must not be replaced: it claimed the log before it wrote what was just read (INV2).
+                await owner.check_owner()
                 expected = ABSENT if found is None else found.version
                 continue
             # A broker that lost the log meanwhile could still create records: look who owns it now (INV2).

@@ -84,6 +84,30 @@ class ManagedLedgerFactory:
         opened.loaded()
         return opened
 
+    async def create(self, name: str, properties: Mapping[str, str] | None = None) -> bool:
+        """Make an empty log without opening it: its record, which nobody owns yet. False if there is one; it is left alone."""
+        key = log_key(name)
+        for _attempt in range(CLAIM_ATTEMPTS):
+            found = await self._metadata.get(key, fresh=True)
+            if found is not None:
+                record = decode_record(LogRecord, key, found.value)
+                if not record.is_deleted:
+                    return False
+                await finish_removal(self._metadata, self._resolver, key, record, found.version)
+                continue
+            value = LogRecord(
+                incarnation=self._runtime.token(128),
+                owner_token=self._runtime.token(128),
+                properties=dict(properties or {}),
+                created_ms=self._runtime.clock.now_ms(),
+            )
+            try:
+                await swap(self._metadata, key, encode_record(value), ABSENT)
+            except VersionConflict:
+                continue
+            return True
+        raise NotReady(f"The log {key} is being created and deleted by others all the time; try again.")
+
     async def exists(self, name: str) -> bool:
         """Whether there is a log of this name."""
         key = log_key(name)

@@ -306,7 +306,8 @@ class ManagedLedger(LogAppender):
         try:
             return await self.trim()
         except BraidError as error:
-            log.warning("log %s could not be trimmed, it is tried again later: %s", self.name, error)
+            if not self._is_closed:  # else whoever opens it next trims it
+                log.warning("log %s could not be trimmed, it is tried again later: %s", self.name, error)
             return 0
         finally:
             self._trimming = None

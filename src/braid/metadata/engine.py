@@ -61,6 +61,7 @@ class Engine:
         self._session_timeout = session_timeout
         self._pipeline = Pipeline(
             runtime.clock,
+            runtime.slow,
             storage.journal,
             storage.worker,
             tables,

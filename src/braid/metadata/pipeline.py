@@ -21,6 +21,7 @@ from braid.metadata.journal import Change, Journal, JournalFull, Row
 from braid.metadata.tables import Tables
 from braid.metadata.watches import WatchBook
 from braid.runtime.clock import Clock, Timer
+from braid.runtime.slow import SlowOperations
 from braid.runtime.threads import Worker
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class Pipeline:
     def __init__(
         self,
         clock: Clock,
+        slow: SlowOperations,
         journal: Journal,
         worker: Worker,
         tables: Tables,
@@ -91,6 +93,7 @@ class Pipeline:
         self.is_read_only = False
         self.failure: BraidError | None = None
         self._clock = clock
+        self._slow = slow
         self._journal = journal
         self._worker = worker
         self._tables = tables
@@ -176,8 +179,13 @@ class Pipeline:
         if not changes:
             self._publish(counter)
             return
-        journal = self._journal
-        self._worker.post(lambda: journal.commit(changes, counter), lambda _result, error: self._committed(counter, error))
+        journal, began, key = self._journal, self._clock.monotonic(), changes[0][0]
+
+        def committed(_result: None, error: BaseException | None) -> None:
+            self._slow.note("metadata write", f"{key} and {len(changes) - 1} more changes", self._clock.monotonic() - began)
+            self._committed(counter, error)
+
+        self._worker.post(lambda: journal.commit(changes, counter), committed)
 
     def _next_group(self) -> tuple[list[Operation], list[Operation]]:
         queue = self._queue

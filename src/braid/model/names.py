@@ -20,6 +20,11 @@ from braid.errors import InvalidArgument, InvalidTopicName
 from braid.model.hashranges import MAX_HASH, HashRange
 
 MAX_NAME_LENGTH: Final = 2048
+MAX_SUBSCRIPTION_LENGTH: Final = 1024
+MAX_STORED_LENGTH: Final = 4000
+MAX_STORED_PARTITION: Final = 4096
+RESERVED_PREFIXES: Final = ("__", "_braid.")
+"""Local names of topics that only brokers make begin so."""
 MAX_PARTITION_INDEX: Final = (1 << 31) - 1
 _MAX_SEGMENT_ID: Final = (1 << 63) - 1
 _CACHED: Final = 20_000
@@ -250,7 +255,8 @@ def _build(domain: Domain, tenant: str, namespace: str, local: str) -> TopicName
     _check_namespace(shown, tenant, namespace)
     if not local.strip():
         raise InvalidTopicName(f"Topic name {_shown(shown)} lacks its last part, the topic's own name.")
-    _check_characters(shown, local)
+    _check_characters("Topic name", shown, local)
+    _check_stored("Topic name", shown, local, MAX_STORED_LENGTH if _partition_of(local) < 0 else MAX_STORED_PARTITION)
     if domain is Domain.SEGMENT:
         local, descriptor = _canonical_segment(shown, local)
         return TopicName(domain, tenant, namespace, local, -1, descriptor, f"{domain}://{tenant}/{namespace}/{local}")
@@ -259,26 +265,59 @@ def _build(domain: Domain, tenant: str, namespace: str, local: str) -> TopicName
 
 def _check_namespace(text: str, tenant: str, namespace: str) -> None:
     for what, part in (("tenant", tenant), ("namespace", namespace)):
-        if not _PART.fullmatch(part):
+        if not _PART.fullmatch(part) or part in (".", ".."):
             raise InvalidTopicName(
-                f"{_shown(text)} has the {what} {_shown(part)}: letters, digits and - = : . _ are allowed, at least one."
+                f"{_shown(text)} has the {what} {_shown(part)}: letters, digits and - = : . _ are allowed, at least one, "
+                "and neither . nor .. alone."
             )
 
 
-def _check_characters(shown: str, local: str) -> None:
+def check_new_topic(name: TopicName) -> None:
+    """Refuse a name under which no topic may be created, whoever asks; raises InvalidTopicName."""
+    local = name.local_name
+    if not name.is_trimmed:
+        raise InvalidTopicName(f"The topic name {_shown(name.full)} begins or ends with white space.")
+    if local.startswith(RESERVED_PREFIXES):
+        prefix = next(each for each in RESERVED_PREFIXES if local.startswith(each))
+        raise InvalidTopicName(
+            f"The topic name {_shown(name.full)} begins with {prefix}, which is kept for the broker's own topics."
+        )
+
+
+def check_subscription_name(name: str) -> None:
+    """Refuse a name that no subscription can have, however it is given; raises InvalidTopicName."""
+    if not name.strip() or name != name.strip():
+        raise InvalidTopicName(f"The subscription name {_shown(name)} is empty or begins or ends with white space.")
+    if len(name) > MAX_SUBSCRIPTION_LENGTH:
+        raise InvalidTopicName(
+            f"The subscription name {_shown(name)} has {len(name)} characters; the limit is {MAX_SUBSCRIPTION_LENGTH}."
+        )
+    _check_characters("Subscription name", name, name)
+    _check_stored("Subscription name", name, name, MAX_STORED_LENGTH)
+
+
+def _check_characters(what: str, shown: str, local: str) -> None:
     """Refuse what nobody can see or tell apart: control and format characters, and two spellings of one text."""
     if local.isascii():
         if not local.isprintable():
-            raise InvalidTopicName(f"Topic name {_shown(shown)} holds control characters.")
+            raise InvalidTopicName(f"{what} {_shown(shown)} holds control characters.")
         return
     for character in local:
         category = unicodedata.category(character)
         if category in _INVISIBLE:
             raise InvalidTopicName(
-                f"Topic name {_shown(shown)} holds the character U+{ord(character):04X}, which cannot be seen or stored."
+                f"{what} {_shown(shown)} holds the character U+{ord(character):04X}, which cannot be seen or stored."
             )
     if not unicodedata.is_normalized("NFC", local):
-        raise InvalidTopicName(f"Topic name {_shown(shown)} is not in the composed Unicode form (NFC); normalise it.")
+        raise InvalidTopicName(f"{what} {_shown(shown)} is not in the composed Unicode form (NFC); normalise it.")
+
+
+def _check_stored(what: str, shown: str, local: str, limit: int) -> None:
+    """Percent-encoded, as storage keeps it, a name must fit into one part of a path."""
+    if len(local) * 12 > limit and len(encode(local)) > limit:
+        raise InvalidTopicName(
+            f"{what} {_shown(shown)} has {len(encode(local))} characters when encoded; the limit is {limit}."
+        )
 
 
 def _canonical_segment(shown: str, local: str) -> tuple[str, SegmentDescriptor]:

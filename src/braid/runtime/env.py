@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from random import Random
 
 from braid.runtime.clock import Clock, SystemClock
 from braid.runtime.files import FileSystem, SystemFiles
 from braid.runtime.network import Network, SystemNetwork
+from braid.runtime.slow import SlowOperations
 from braid.runtime.threads import SystemThreads, Threads
+
+__all__ = ["Random", "Runtime"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,11 @@ class Runtime:
     threads: Threads = field(default_factory=SystemThreads)
     files: FileSystem = field(default_factory=SystemFiles)
     network: Network = field(default_factory=SystemNetwork)
+    slow: SlowOperations = field(init=False)
+    """Where components report what took long."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "slow", SlowOperations(self.clock))
 
     def token(self, bits: int = 64) -> str:
         """A random identifier in lower-case hex."""

@@ -82,7 +82,8 @@ def _bind_same_port(infos: list[tuple[Any, ...]], port: int) -> list[socket.sock
         try:
             for family, address in addresses:
                 try:
-                    sock = socket.socket(family, socket.SOCK_STREAM)
+                    # Said to be TCP, so that asyncio sends small answers at once (it asks the socket).
+                    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
                 except OSError:  # the machine knows the family but does not have it (no IPv6)
                     continue
                 bound.append(sock)

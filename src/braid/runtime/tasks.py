@@ -20,7 +20,7 @@ class Tasks:
     def __init__(self, owner: str, on_failure: Callable[[BaseException], None] | None = None) -> None:
         self._owner = owner
         self._on_failure = on_failure
-        self._running: set[asyncio.Task[Any]] = set()
+        self._running: dict[asyncio.Task[Any], None] = {}  # in order of start, so that a seeded run ends them in the same order
         self._closed = False
 
     def __len__(self) -> int:
@@ -32,14 +32,14 @@ class Tasks:
             work.close()
             raise RuntimeError(f"{self._owner} is closed")
         task = asyncio.get_running_loop().create_task(work, name=f"{self._owner}:{name}")
-        self._running.add(task)
+        self._running[task] = None
         task.add_done_callback(self._ended)
         return task
 
     def cancel(self) -> None:
         """Ask every task to stop, without waiting."""
         self._closed = True
-        for task in self._running:
+        for task in list(self._running):
             task.cancel()
 
     async def close(self) -> None:
@@ -50,7 +50,7 @@ class Tasks:
             await asyncio.wait(waiting)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._running.discard(task)
+        self._running.pop(task, None)
         if task.cancelled() or (error := task.exception()) is None:
             return
         log.error("task %s failed", task.get_name(), exc_info=error)

@@ -1,6 +1,7 @@
 """Brokers inside a test: `InProcessBroker` on the test's own loop, `BackgroundBroker` on a thread of its own.
 
-Each is a whole broker with its stores, its binary port and its HTTP port (any free ones), isolated from every other.
+Each is a whole broker with its stores, its binary port and its HTTP port (any free ones), isolated from every other; with
+`brokers=3` it is three of them over one pair of stores, each of which can be killed, paused and resumed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import asyncio
 import contextlib
 import tempfile
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -20,7 +21,9 @@ from braid.errors import ConfigError
 from braid.runtime.clock import Clock, SystemClock
 from braid.runtime.env import Runtime
 from braid.testing.clock import ManualClock
-from braid.web.config import StandaloneConfig, StorageConfig
+from braid.testing.pausable import PausableClock
+from braid.web.config import StandaloneConfig
+from braid.web.node import BrokerNode
 from braid.web.standalone import Standalone
 
 T = TypeVar("T")
@@ -34,7 +37,8 @@ class InProcessBroker:
             async with braid.connect(broker.service_url) as client: ...
 
     Stores are in memory, unless `durable` is set (a temporary directory) or `data_dir` names a directory that shall outlive the
-    broker. With a `ManualClock` the broker's time stands still until `advance`.
+    broker. With a `ManualClock` the broker's time stands still until `advance`. Several `brokers` are numbered from 0; the URLs
+    below are those of broker 0.
     """
 
     def __init__(
@@ -45,8 +49,11 @@ class InProcessBroker:
         clock: Clock | None = None,
         config: StandaloneConfig | None = None,
         with_http: bool = True,
+        brokers: int = 1,
     ) -> None:
         self.clock = clock or SystemClock()
+        self._count = brokers
+        self._clocks: dict[int, PausableClock] = {}
         self._data_dir = data_dir
         self._durable = durable or data_dir is not None
         self._given = config or StandaloneConfig()
@@ -56,7 +63,9 @@ class InProcessBroker:
 
     async def __aenter__(self) -> InProcessBroker:
         try:
-            self.standalone = Standalone(self._config(), Runtime(clock=self.clock), with_http=self._with_http)
+            self.standalone = Standalone(
+                self._config(), Runtime(clock=self.clock), with_http=self._with_http, runtime_of=self._runtime_of
+            )
             await self._stack.enter_async_context(self.standalone)
         except BaseException:
             await self._stack.aclose()
@@ -78,6 +87,48 @@ class InProcessBroker:
         """`http://host:port`, for the admin API and metrics."""
         return self.standalone.http_url
 
+    @property
+    def nodes(self) -> list[BrokerNode]:
+        """The brokers one by one."""
+        return self.standalone.brokers
+
+    @property
+    def service_urls(self) -> str:
+        """`pulsar://host:port,host:port`: all brokers that are up, for clients that know several."""
+        return "pulsar://" + ",".join(node.service_url.removeprefix("pulsar://") for node in self.nodes if not node.is_down)
+
+    async def add_broker(self) -> BrokerNode:
+        """One more broker over the same stores."""
+        return await self.standalone.add_broker()
+
+    async def stop(self, number: int) -> None:
+        """End a broker cleanly: its topics are closed and free for the others."""
+        await self.nodes[number].stop()
+
+    async def kill(self, number: int) -> None:
+        """End a broker as a crash would: no clean-up; its session runs out."""
+        await self.nodes[number].kill()
+
+    def pause(self, number: int) -> None:
+        """Stop a broker's timers, its heartbeat among them, while its sockets go on: once its session has run out it is a stale
+        owner that still serves, which is harder on the others than one that does nothing."""
+        self._pausable(number).pause()
+
+    def resume(self, number: int) -> None:
+        """Let a paused broker find out what it has missed."""
+        self._pausable(number).resume()
+
+    def _pausable(self, number: int) -> PausableClock:
+        if number not in self._clocks:
+            raise ConfigError(f"There is no broker {number} to be paused; only one of several (brokers=3) can be.")
+        return self._clocks[number]
+
+    def _runtime_of(self, number: int) -> Runtime:
+        if self._count == 1:
+            return self.standalone.runtime
+        clock = self._clocks[number] = PausableClock(self.clock)
+        return Runtime(clock=clock)
+
     async def advance(self, seconds: float) -> None:
         """Move the broker's time forward; only with a `ManualClock`."""
         if not isinstance(self.clock, ManualClock):
@@ -87,7 +138,7 @@ class InProcessBroker:
     def _config(self) -> StandaloneConfig:
         replace = msgspec.structs.replace
         given = self._given
-        storage = StorageConfig(metadata_backend="memory", ledger_backend="memory")
+        storage = replace(given.storage, metadata_backend="memory", ledger_backend="memory")
         if self._durable:
             path = self._data_dir or Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="braid-")))
             storage = replace(given.storage, data_dir=str(path))
@@ -98,6 +149,8 @@ class InProcessBroker:
             broker = replace(broker, port=0)
         if broker.http_port == defaults.http_port:
             broker = replace(broker, http_port=0)
+        if self._count != 1:
+            broker = replace(broker, count=self._count)
         return replace(given, broker=broker, storage=storage)
 
 
@@ -150,6 +203,23 @@ class BackgroundBroker:
         """`http://host:port`, for the admin API and metrics."""
         return self.broker.http_url
 
+    @property
+    def service_urls(self) -> str:
+        """`pulsar://host:port,host:port`: all brokers that are up."""
+        return self.broker.service_urls
+
+    def kill(self, number: int) -> None:
+        """End one of several brokers as a crash would."""
+        self.run(self.broker.kill(number))
+
+    def pause(self, number: int) -> None:
+        """Stop the timers of one of several brokers; see `InProcessBroker.pause`."""
+        self.run(_call(self.broker.pause, number))
+
+    def resume(self, number: int) -> None:
+        """Let a paused broker find out what it has missed."""
+        self.run(_call(self.broker.resume, number))
+
     def advance(self, seconds: float) -> None:
         """Move the broker's time forward and return when everything due has happened."""
         self.run(self.broker.advance(seconds))
@@ -174,3 +244,8 @@ class BackgroundBroker:
             self._loop = asyncio.get_running_loop()
             self._started.set()
             await self._stop.wait()
+
+
+async def _call(work: Callable[[int], None], number: int) -> None:
+    """On the broker's loop: its timers belong there."""
+    work(number)

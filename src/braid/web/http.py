@@ -1,7 +1,8 @@
 """`HttpServer`: HTTP/1.1 for an ASGI application on the broker's own loop.
 
 Owns the listener and the connections, through the runtime's sockets; the HTTP protocol itself is uvicorn's, without its process
-handling (signals, logging, its own sockets). Bounded in connections and header size (INV17).
+handling (signals, logging, its own sockets). Bounded in connections, header size and the time a request may take to arrive
+(INV17).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 from types import TracebackType
 from typing import Any
 
+import h11
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -19,25 +21,75 @@ from braid.runtime.network import Listener
 
 MAX_CONNECTIONS = 1000
 MAX_HEADER_BYTES = 64 << 10
+MAX_UNWANTED_BYTES = 8 << 20
+"""How much of a body nobody reads is taken off the socket, so that its sender gets to read the answer."""
 STOP_SECONDS = 2.0
-FIRST_REQUEST_SECONDS = 30.0
-"""How long a connection may stay without saying anything."""
+READ_SECONDS = 30.0
+"""How long a connection may stay without saying anything, and how long the headers or the body of a request may take."""
+TOO_SLOW = (
+    b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: 62\r\n\r\n"
+    b'{"reason":"The request did not arrive in time; send it anew."}'
+)
 
 
 class _Connection(H11Protocol):
+    """One client; closed when it is too slow or sends what nobody wants."""
+
+    def __init__(self, *args: Any, read_seconds: float, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._read_seconds = read_seconds
+        self._deadline: asyncio.TimerHandle | None = None
+        self._unwanted = 0
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > MAX_CONNECTIONS:
             transport.abort()
             return
-        self.timeout_keep_alive_task = self.loop.call_later(FIRST_REQUEST_SECONDS, self.timeout_keep_alive_handler)
+        self.timeout_keep_alive_task = self.loop.call_later(self._read_seconds, self.timeout_keep_alive_handler)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._await_more(False)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_answered and self.conn.their_state is h11.SEND_BODY:
+            self._unwanted += len(data)
+            if self._unwanted > MAX_UNWANTED_BYTES:
+                self.transport.abort()
+                return
+        super().data_received(data)
+        has_begun = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
+        self._await_more(has_begun or self.conn.their_state is h11.SEND_BODY)
+
+    @property
+    def _is_answered(self) -> bool:
+        cycle: Any = self.cycle  # none before the first request
+        return cycle is not None and bool(cycle.response_complete)
+
+    def _await_more(self, is_needed: bool) -> None:
+        """Whether the client has more to send of what it began; it has one deadline for all of it."""
+        if not is_needed and self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        elif is_needed and self._deadline is None:
+            self._deadline = self.loop.call_later(self._read_seconds, self._too_slow)
+
+    def _too_slow(self) -> None:
+        if self.transport.is_closing():
+            return
+        cycle: Any = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            self.transport.write(TOO_SLOW)
+        self.transport.close()
 
 
 class HttpServer:
     """Serves `app` on one port; `async with` starts and stops it."""
 
-    def __init__(self, runtime: Runtime, app: Any, host: str, port: int) -> None:
+    def __init__(self, runtime: Runtime, app: Any, host: str, port: int, read_seconds: float = READ_SECONDS) -> None:
         self._runtime = runtime
+        self._read_seconds = read_seconds
         self._host = host
         self._wanted_port = port
         self._config = Config(
@@ -83,5 +135,15 @@ class HttpServer:
                 connection.transport.abort()
         await asyncio.sleep(0)
 
+    def abort(self) -> None:
+        """Close the port and drop every connection at once."""
+        if self._listener is not None:
+            self._listener.close()
+        for task in list(self._state.tasks):
+            task.cancel()
+        for connection in list(self._state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+
     def _connection(self) -> asyncio.Protocol:
-        return _Connection(config=self._config, server_state=self._state, app_state={})
+        return _Connection(config=self._config, server_state=self._state, app_state={}, read_seconds=self._read_seconds)

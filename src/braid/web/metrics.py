@@ -1,25 +1,30 @@
 """Prometheus metrics, computed from the broker's counters when they are scraped: nothing on the data path.
 
-Names are Pulsar's where Pulsar has the same thing; ours begin with `braid_`. Topics beyond a bound get no lines of their own,
-so that a scrape stays bounded (INV17); `braid_topics_without_metrics` says how many.
+Names are Pulsar's where Pulsar has the same thing; ours begin with `braid_`. With more loaded topics than
+`broker.metrics_max_topics` no topic gets lines of its own, only the namespaces do, so that a scrape and the number of series
+stay bounded (INV17); `braid_topics_without_metrics` says how many topics that are.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from braid.broker.subscription import Subscription
 from braid.broker.topic import Topic
+from braid.metadata.api import SessionState
 from braid.web.admin import Admin
 from braid.web.stats import backlog_bytes, bytes_out, messages_out
 
-MAX_TOPICS = 5000
 LAG_PERIOD_SECONDS = 1.0
-TOPIC_LABELS = ["cluster", "namespace", "topic"]
-SUBSCRIPTION_LABELS = [*TOPIC_LABELS, "subscription"]
+NAMESPACE_LABELS = ["cluster", "namespace"]
+TOPICS_AT_ONCE = 50
+"""Topics whose lines are made before others get a turn."""
+Reads = dict[str, tuple[str, Callable[[Any], float]]]
 
 
 class Metrics:
@@ -27,91 +32,148 @@ class Metrics:
 
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
+        self._hidden = 0
+        self._topic_reads = _TOPIC_READS | self._rates()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
         GCCollector(registry=self._registry)
 
-    def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+    async def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format. The loop is given back often: there may be thousands of topics."""
+        topics = self._topics()
+        is_shown = len(topics) <= self._admin.service.config.metrics_max_topics
+        self._hidden = 0 if is_shown else len(topics)
+        parts = [generate_latest(self._registry)]
+        of_topics, of_subscriptions = self._lines(self._topic_reads), self._lines(_SUBSCRIPTION_READS)
+        for number, topic in enumerate(topics if is_shown else ()):
+            if number % TOPICS_AT_ONCE == TOPICS_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            labels = f'cluster="{self._cluster}",namespace="{topic.name.namespace}",topic="{_escaped(str(topic.name))}"'
+            for sample, read, lines in of_topics:
+                lines.append(f"{sample}{{{labels}}} {read(topic)}")
+            for subscription in topic.subscriptions.values():
+                named = f'{labels},subscription="{_escaped(subscription.name)}"'
+                for sample, read, lines in of_subscriptions:
+                    lines.append(f"{sample}{{{named}}} {read(subscription)}")
+        for _sample, _read, lines in (*of_topics, *of_subscriptions):
+            parts.append("\n".join([*lines, ""]).encode())
+            await asyncio.sleep(0)
+        return b"".join(parts)
+
+    @staticmethod
+    def _lines(reads: Reads) -> list[tuple[str, Callable[[Any], float], list[str]]]:
+        """For each metric the name of its samples, how to read one, and its lines so far."""
+        return [
+            (name, read, [f"# HELP {name} {text}", f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}"])
+            for name, (text, read) in reads.items()
+        ]
+
+    def totals(self) -> dict[str, float]:
+        """The metrics of the broker as a whole."""
+        return {name: value for name, _text, value in [*self._gauges(self._topics()), *self._counts()]}
 
     def collect(self) -> Iterator[Any]:
         """What `prometheus_client` asks for at each scrape."""
-        service = self._admin.service
-        topics = [topic for topic in list(service.topics.values()) if not topic.is_closing]
-        yield from self._broker(topics)
-        yield from self._topics(topics[:MAX_TOPICS])
-        yield from self._subscriptions(topics[:MAX_TOPICS])
-        yield GaugeMetricFamily(
-            "braid_topics_without_metrics", "Loaded topics left out of these metrics", max(0, len(topics) - MAX_TOPICS)
-        )
-
-    def _broker(self, topics: list[Topic]) -> Iterator[Any]:
-        admin, service = self._admin, self._admin.service
-        subscriptions = sum(len(topic.subscriptions) for topic in topics)
-        consumers = sum(len(each.consumers) for topic in topics for each in topic.subscriptions.values())
-        for name, text, value in (
-            ("pulsar_broker_topics_count", "Loaded topics", len(topics)),
-            ("pulsar_broker_producers_count", "Connected producers", sum(len(topic.producers) for topic in topics)),
-            ("pulsar_broker_subscriptions_count", "Subscriptions of loaded topics", subscriptions),
-            ("pulsar_broker_consumers_count", "Connected consumers", consumers),
-            ("pulsar_active_connections", "Open client connections", len(admin.server.connections)),
-            ("braid_publish_pending_bytes", "Bytes taken from producers and not yet acknowledged", service.budget.used),
-            ("braid_event_loop_lag_seconds", "How late the last timer of one second came", admin.loop_lag),
-            ("braid_storage_writable", "Whether storage takes writes", int(admin.is_writable())),
-        ):
+        topics = self._topics()
+        for name, text, value in self._gauges(topics):
             yield GaugeMetricFamily(name, text, value)
-
-    def _topics(self, topics: list[Topic]) -> Iterator[Any]:
-        counters: dict[str, tuple[str, Callable[[Topic], int]]] = {
-            "pulsar_in_messages": ("Messages received", lambda topic: topic.messages_in),
-            "pulsar_in_bytes": ("Bytes received", lambda topic: topic.bytes_in),
-            "pulsar_out_messages": ("Messages sent", lambda topic: sum(map(messages_out, topic.subscriptions.values()))),
-            "pulsar_out_bytes": ("Bytes sent", lambda topic: sum(map(bytes_out, topic.subscriptions.values()))),
-        }
-        gauges: dict[str, tuple[str, Callable[[Topic], int]]] = {
-            "pulsar_topics_count": ("Always 1 per loaded topic", lambda topic: 1),
-            "pulsar_producers_count": ("Connected producers", lambda topic: len(topic.producers)),
-            "pulsar_subscriptions_count": ("Subscriptions", lambda topic: len(topic.subscriptions)),
-            "pulsar_consumers_count": (
-                "Connected consumers",
-                lambda topic: sum(len(each.consumers) for each in topic.subscriptions.values()),
-            ),
-            "pulsar_storage_size": ("Bytes stored", lambda topic: topic.log.total_size),
-            "pulsar_storage_logical_size": ("Bytes stored, one copy", lambda topic: topic.log.total_size),
-            "pulsar_storage_backlog_size": ("Bytes the slowest subscription has to read", _slowest_bytes),
-            "pulsar_msg_backlog": ("Entries not acknowledged, all subscriptions", _backlog),
-        }
-        for name, (text, read) in counters.items():
-            counter = CounterMetricFamily(name, text, labels=TOPIC_LABELS)
-            for topic in topics:
-                counter.add_metric(self._labels(topic), read(topic))
-            yield counter
-        for name, (text, read) in gauges.items():
-            gauge = GaugeMetricFamily(name, text, labels=TOPIC_LABELS)
-            for topic in topics:
-                gauge.add_metric(self._labels(topic), read(topic))
-            yield gauge
-
-    def _subscriptions(self, topics: list[Topic]) -> Iterator[Any]:
-        backlog = GaugeMetricFamily("pulsar_subscription_back_log", "Entries not acknowledged", labels=SUBSCRIPTION_LABELS)
-        unacked = GaugeMetricFamily(
-            "pulsar_subscription_unacked_messages", "Messages sent and not acknowledged", labels=SUBSCRIPTION_LABELS
-        )
-        consumers = GaugeMetricFamily("pulsar_subscription_consumers_count", "Connected consumers", labels=SUBSCRIPTION_LABELS)
-        out = CounterMetricFamily("pulsar_subscription_msg_out", "Messages sent", labels=SUBSCRIPTION_LABELS)
+        for name, text, value in self._counts():
+            yield CounterMetricFamily(name, text, value)
+        yield from self._slow()
+        by_namespace: dict[str, list[Topic]] = {}
         for topic in topics:
-            for subscription in topic.subscriptions.values():
-                labels = [*self._labels(topic), subscription.name]
-                backlog.add_metric(labels, subscription.cursor.backlog())
-                unacked.add_metric(labels, sum(consumer.unacked for consumer in subscription.consumers))
-                consumers.add_metric(labels, len(subscription.consumers))
-                out.add_metric(labels, messages_out(subscription))
-        yield from (backlog, unacked, consumers, out)
+            by_namespace.setdefault(str(topic.name.namespace), []).append(topic)
+        for name, (text, read) in _NAMESPACE_GAUGES.items():
+            gauge = GaugeMetricFamily(name, text, labels=NAMESPACE_LABELS)
+            for namespace, members in by_namespace.items():
+                gauge.add_metric([self._cluster, namespace], read(members))
+            yield gauge
+        yield GaugeMetricFamily("braid_topics_without_metrics", "Loaded topics without lines of their own", self._hidden)
 
-    def _labels(self, topic: Topic) -> list[str]:
-        return [self._admin.service.config.cluster_name, str(topic.name.namespace), str(topic.name)]
+    @property
+    def _cluster(self) -> str:
+        return self._admin.clusters.own
+
+    def _topics(self) -> list[Topic]:
+        return [topic for topic in list(self._admin.service.topics.values()) if not topic.is_closing]
+
+    def _gauges(self, topics: list[Topic]) -> Iterator[tuple[str, str, float]]:
+        admin, service, ownership = self._admin, self._admin.service, self._admin.ownership
+        rate = admin.rates.per_second
+        subscriptions = [each for topic in topics for each in topic.subscriptions.values()]
+        name = admin.broker_id
+        yield "pulsar_broker_topics_count", "Loaded topics", len(topics)
+        yield "pulsar_broker_producers_count", "Connected producers", sum(len(topic.producers) for topic in topics)
+        yield "pulsar_broker_subscriptions_count", "Subscriptions of loaded topics", len(subscriptions)
+        yield "pulsar_broker_consumers_count", "Connected consumers", sum(len(each.consumers) for each in subscriptions)
+        yield "pulsar_broker_msg_backlog", "Entries not acknowledged", sum(each.cursor.backlog() for each in subscriptions)
+        yield "pulsar_broker_storage_size", "Bytes stored of loaded topics", sum(topic.log.total_size for topic in topics)
+        messages, size = sum(topic.messages_in for topic in topics), sum(topic.bytes_in for topic in topics)
+        yield "pulsar_broker_rate_in", "Messages received per second", rate((name, "all in"), messages)
+        yield "pulsar_broker_throughput_in", "Bytes received per second", rate((name, "all bytes in"), size)
+        out, out_size = sum(map(messages_out, subscriptions)), sum(map(bytes_out, subscriptions))
+        yield "pulsar_broker_rate_out", "Messages sent per second", rate((name, "all out"), out)
+        yield "pulsar_broker_throughput_out", "Bytes sent per second", rate((name, "all bytes out"), out_size)
+        yield "pulsar_active_connections", "Open client connections", len(admin.server.connections)
+        bundles = sum(map(len, ownership.owned().values()))
+        yield "pulsar_lb_bundles_count", "Bundles this broker owns", bundles
+        yield "braid_owned_namespaces", "Namespaces of which this broker owns a bundle", len(ownership.owned())
+        yield "braid_is_leader", "Whether this broker leads and balances", int(ownership.is_leader)
+        yield "braid_is_draining", "Whether this broker gives its bundles away", int(ownership.is_draining)
+        session = service.metadata.session
+        is_down = session.state is not SessionState.CONNECTED
+        yield "braid_metadata_session_down", "Whether the metadata session is in doubt or lost", int(is_down)
+        yield "braid_publish_pending_bytes", "Bytes taken from producers and not yet acknowledged", service.budget.used
+        yield "braid_event_loop_lag_seconds", "How late the last timer of one second came", admin.loop_lag
+        yield "braid_storage_writable", "Whether storage takes writes", int(admin.is_writable())
+
+    def _counts(self) -> Iterator[tuple[str, str, float]]:
+        admin = self._admin
+        yield "pulsar_broker_lookup_answers", "Lookups answered with an address", admin.service.lookups
+        yield "pulsar_broker_lookup_redirects", "Of these, to another broker", admin.service.lookup_redirects
+        yield "braid_bundles_moved", "Bundles this broker gave up on purpose", admin.ownership.holdings.moves
+        yield "braid_bundles_lost", "Bundles lost with a session, or taken away", admin.ownership.holdings.losses
+        yield "braid_admin_requests", "Calls of the admin API", admin.requests
+        yield "braid_admin_redirects", "Calls that were sent to another broker", admin.redirects
+
+    def _slow(self) -> Iterator[Any]:
+        slow = CounterMetricFamily("braid_slow_operations", "Operations above broker.slow_operation_ms", labels=["operation"])
+        for what, count in sorted(self._admin.slow.counts.items()):
+            slow.add_metric([what], count)
+        yield slow
+
+    def _rates(self) -> Reads:
+        rate = self._admin.rates.per_second
+        return {
+            "pulsar_rate_in": ("Messages received per second", lambda each: rate((str(each.name), "in"), each.messages_in)),
+            "pulsar_throughput_in": (
+                "Bytes received per second",
+                lambda each: rate((str(each.name), "bytes in"), each.bytes_in),
+            ),
+            "pulsar_rate_out": ("Messages sent per second", lambda each: rate((str(each.name), "out"), _out(each))),
+            "pulsar_throughput_out": (
+                "Bytes sent per second",
+                lambda each: rate((str(each.name), "bytes out"), _bytes_out(each)),
+            ),
+        }
+
+
+def _escaped(text: str) -> str:
+    """A value that cannot end its label."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _out(topic: Topic) -> int:
+    return sum(map(messages_out, topic.subscriptions.values()))
+
+
+def _bytes_out(topic: Topic) -> int:
+    return sum(map(bytes_out, topic.subscriptions.values()))
+
+
+def _consumers(topic: Topic) -> int:
+    return sum(len(each.consumers) for each in topic.subscriptions.values())
 
 
 def _backlog(topic: Topic) -> int:
@@ -121,6 +183,46 @@ def _backlog(topic: Topic) -> int:
 def _slowest_bytes(topic: Topic) -> int:
     slowest = max((each.cursor.backlog() for each in topic.subscriptions.values()), default=0)
     return backlog_bytes(topic, slowest)
+
+
+def _unacked(subscription: Subscription) -> int:
+    return sum(consumer.unacked for consumer in subscription.consumers)
+
+
+def _last_acked(subscription: Subscription) -> int:
+    return max((consumer.last_acked_ms for consumer in subscription.consumers), default=0)
+
+
+_NAMESPACE_GAUGES: Reads = {
+    "pulsar_topics_count": ("Loaded topics of a namespace", len),
+    "braid_namespace_msg_backlog": ("Entries not acknowledged, all topics", lambda topics: sum(map(_backlog, topics))),
+    "braid_namespace_storage_size": ("Bytes stored, all topics", lambda topics: sum(each.log.total_size for each in topics)),
+}
+_TOPIC_READS: Reads = {
+    "pulsar_in_messages_total": ("Messages received", lambda topic: topic.messages_in),
+    "pulsar_in_bytes_total": ("Bytes received", lambda topic: topic.bytes_in),
+    "pulsar_out_messages_total": ("Messages sent", _out),
+    "pulsar_out_bytes_total": ("Bytes sent", _bytes_out),
+    "pulsar_producers_count": ("Connected producers", lambda topic: len(topic.producers)),
+    "pulsar_subscriptions_count": ("Subscriptions", lambda topic: len(topic.subscriptions)),
+    "pulsar_consumers_count": ("Connected consumers", _consumers),
+    "pulsar_storage_size": ("Bytes stored", lambda topic: topic.log.total_size),
+    "pulsar_storage_logical_size": ("Bytes stored, one copy", lambda topic: topic.log.total_size),
+    "pulsar_storage_backlog_size": ("Bytes the slowest subscription has to read", _slowest_bytes),
+    "pulsar_msg_backlog": ("Entries not acknowledged, all subscriptions", _backlog),
+}
+_SUBSCRIPTION_READS: Reads = {
+    "pulsar_subscription_msg_out_total": ("Messages sent", messages_out),
+    "pulsar_subscription_bytes_out_total": ("Bytes sent", bytes_out),
+    "pulsar_subscription_back_log": ("Entries not acknowledged", lambda each: each.cursor.backlog()),
+    "pulsar_subscription_unacked_messages": ("Messages sent and not acknowledged", _unacked),
+    "pulsar_subscription_consumers_count": ("Connected consumers", lambda each: len(each.consumers)),
+    "pulsar_subscription_blocked_on_unacked_messages": (
+        "Whether a consumer gets nothing until it acknowledges",
+        lambda each: int(any(consumer.is_blocked for consumer in each.consumers)),
+    ),
+    "pulsar_subscription_last_acked_timestamp": ("When a connected consumer last acknowledged, in milliseconds", _last_acked),
+}
 
 
 async def watch_loop_lag(admin: Admin) -> None:

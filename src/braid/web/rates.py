@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 from braid.runtime.clock import Clock
 
-MAX_COUNTERS = 20_000
+MAX_COUNTERS = 50_000
 LEAST_SECONDS = 1.0
 """Looks closer together than this see the rate of the last longer interval."""
 

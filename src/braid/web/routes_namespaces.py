@@ -1,302 +1,210 @@
-"""REST: clusters, tenants, namespaces and the namespace policies that this version applies or keeps."""
+"""REST: namespaces themselves: list, create, delete, their topics and properties, and what is done to all their topics."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import quote
 
-import msgspec
-from litestar import delete, get, post, put
-from litestar.enums import MediaType
-from litestar.response import Response
-
-from braid.broker.namespaces import AutoTopicCreation, RetentionPolicies
-from braid.errors import InvalidArgument, NotAllowed, NotFound
-from braid.model.names import NamespaceName, decode
-from braid.web.admin import Admin, BadRequest, Part, Req, body_of, convert, flag, namespace_of, tenant_of
+from braid.broker.registry import BrokerInfo
+from braid.errors import InvalidArgument, TopicNotFound
+from braid.model.names import NamespaceName, TopicName
+from braid.model.positions import LATEST
+from braid.web.admin import Admin
+from braid.web.calls import Answered, Ask, Calls, Query
+from braid.web.owners import Owners
+from braid.web.policies import POLICY_DEFAULTS, Properties, checked_policies, checked_properties, shown
+from braid.web.routes_clusters import FORCE
 
 Json = dict[str, Any]
-NAMESPACE = "/namespaces/{tenant:str}/{namespace:str}"
+NAMESPACE = "/namespaces/{tenant}/{namespace}"
 MODES = ("PERSISTENT", "NON_PERSISTENT", "ALL")
-STRATEGIES = (
-    "UNDEFINED",
-    "ALWAYS_INCOMPATIBLE",
-    "ALWAYS_COMPATIBLE",
-    "BACKWARD",
-    "FORWARD",
-    "FULL",
-    "BACKWARD_TRANSITIVE",
-    "FORWARD_TRANSITIVE",
-    "FULL_TRANSITIVE",
-)
-POLICY_DEFAULTS: Json = {
-    "auth_policies": {"namespace_auth": {}, "destination_auth": {}, "subscription_auth_roles": {}},
-    "replication_clusters": [],
-    "allowed_clusters": [],
-    "bundles": {"boundaries": ["0x00000000", "0xffffffff"], "numBundles": 1},
-    "backlog_quota_map": {},
-    "topicDispatchRate": {},
-    "subscriptionDispatchRate": {},
-    "replicatorDispatchRate": {},
-    "clusterSubscribeRate": {},
-    "publishMaxMessageRate": {},
-    "latency_stats_sample_rate": {},
-    "subscription_expiration_time_minutes": None,
-    "persistence": None,
-    "deduplicationEnabled": None,
-    "autoTopicCreationOverride": None,
-    "autoSubscriptionCreationOverride": None,
-    "message_ttl_in_seconds": None,
-    "retention_policies": None,
-    "deleted": False,
-    "encryption_required": False,
-    "delayed_delivery_policies": None,
-    "inactive_topic_policies": None,
-    "subscription_auth_mode": "None",
-    "max_producers_per_topic": None,
-    "max_consumers_per_topic": None,
-    "max_consumers_per_subscription": None,
-    "max_unacked_messages_per_consumer": None,
-    "max_unacked_messages_per_subscription": None,
-    "max_subscriptions_per_topic": None,
-    "compaction_threshold": None,
-    "offload_threshold": -1,
-    "offload_threshold_in_seconds": -1,
-    "max_topics_per_namespace": None,
-    "schema_compatibility_strategy": "UNDEFINED",
-    "is_allow_auto_update_schema": None,
-    "schema_validation_enforced": False,
-    "subscription_types_enabled": [],
-    "properties": {},
-    "deduplicationSnapshotIntervalSeconds": None,
-    "resource_group_name": None,
-    "migrated": False,
-    "scalableTopicAutoScalePolicy": None,
-    "entryFilters": None,
-}
+Here = Callable[[TopicName], Awaitable[None]]
+There = Callable[[BrokerInfo, str], Awaitable[None]]
 
 
-class TenantInfo(msgspec.Struct, frozen=True, rename="camel"):
-    """Who administers a tenant, and where it may be."""
-
-    admin_roles: list[str] | None = None
-    allowed_clusters: list[str] | None = None
-
-
-class AutoSubscriptionCreation(msgspec.Struct, frozen=True, rename="camel"):
-    """Whether consumers may make subscriptions."""
-
-    allow_auto_subscription_creation: bool
+def namespace_calls(admin: Admin) -> Calls:
+    """Calls about namespaces."""
+    calls = Calls("namespaces")
+    _life(admin, calls)
+    _properties(admin, calls)
+    _everything(admin, calls)
+    return calls
 
 
-def cluster_and_tenant_routes(admin: Admin) -> list[Any]:
-    """Clusters and tenants."""
-    names = admin.service.namespaces
-
-    @get("/clusters")
-    async def list_clusters() -> list[str]:
-        """Names of the clusters."""
-        return await names.clusters()
-
-    @get("/clusters/{cluster:str}")
-    async def get_cluster(cluster: Part) -> Json:
-        """Addresses of a cluster."""
-        if decode(cluster) not in await names.clusters():
-            raise NotFound(f"The cluster {decode(cluster)} does not exist.")
-        return {"serviceUrl": admin.http_url, "brokerServiceUrl": admin.service.service_url}
-
-    @get("/tenants")
-    async def list_tenants() -> list[str]:
-        """Names of the tenants."""
-        return await names.tenants()
-
-    @get("/tenants/{tenant:str}")
-    async def get_tenant(tenant: Part) -> Json:
-        """Roles and clusters of a tenant."""
-        return await names.tenant(tenant_of(tenant))
-
-    async def info_of(request: Req) -> Json:
-        info = await body_of(request, TenantInfo, TenantInfo())
-        clusters = info.allowed_clusters or []
-        if not clusters:
-            raise InvalidArgument("A tenant needs at least one allowed cluster (allowedClusters).")
-        unknown = set(clusters) - set(await names.clusters())
-        if unknown:
-            raise InvalidArgument(f"There is no cluster {', '.join(sorted(unknown))}; known: {await names.clusters()}.")
-        if any(not role.strip() for role in info.admin_roles or []):
-            raise InvalidArgument("An admin role may not be empty.")
-        return {"adminRoles": sorted(set(info.admin_roles or [])), "allowedClusters": sorted(set(clusters))}
-
-    @put("/tenants/{tenant:str}", status_code=204)
-    async def create_tenant(tenant: Part, request: Req) -> None:
-        """Create a tenant. Body: `adminRoles`, `allowedClusters`."""
-        await names.create_tenant(tenant_of(tenant), await info_of(request))
-
-    @post("/tenants/{tenant:str}", status_code=204)
-    async def update_tenant(tenant: Part, request: Req) -> None:
-        """Change a tenant. Body: `adminRoles`, `allowedClusters`."""
-        await names.update_tenant(tenant_of(tenant), await info_of(request))
-
-    @delete("/tenants/{tenant:str}")
-    async def delete_tenant(tenant: Part, request: Req) -> None:
-        """Delete a tenant without namespaces."""
-        if flag(request, "force"):
-            raise NotAllowed("Deleting a tenant with everything in it is off; delete its namespaces first.")
-        await names.delete_tenant(tenant_of(tenant))
-
-    return [list_clusters, get_cluster, list_tenants, get_tenant, create_tenant, update_tenant, delete_tenant]
+async def _over_topics(admin: Admin, name: NamespaceName, here: Here, there: There) -> None:
+    """Something for each topic of a namespace: `here`, or with its owner and its path, `there`."""
+    for text in await admin.service.list_topics(name):
+        topic = TopicName.parse(text)
+        found = await admin.ownership.find(topic)
+        if found.is_mine:
+            await here(topic)
+            continue
+        try:
+            await there(found.broker, f"/admin/v2/persistent/{name}/{quote(topic.local_name, safe='')}")
+        except Answered as answered:
+            if answered.status != 404:  # gone meanwhile, or without such a subscription
+                raise
 
 
-def namespace_routes(admin: Admin) -> list[Any]:
-    """Namespaces themselves."""
+def _life(admin: Admin, calls: Calls) -> None:
     service = admin.service
+    names = service.namespaces
 
-    @get("/namespaces/{tenant:str}")
-    async def list_namespaces(tenant: Part) -> list[str]:
+    @calls.get("/namespaces/{tenant}", list[str])
+    async def list_namespaces(ask: Ask) -> Any:
         """Names of a tenant's namespaces."""
-        return await service.namespaces.namespaces(tenant_of(tenant))
+        return await names.namespaces(ask.tenant)
 
-    @get(NAMESPACE)
-    async def get_policies(tenant: Part, namespace: Part) -> Json:
-        """All policies of a namespace."""
-        return POLICY_DEFAULTS | (await service.namespaces.policies(namespace_of(tenant, namespace))).values
+    @calls.get(NAMESPACE, Json)
+    async def get_policies(ask: Ask) -> Any:
+        """All policies of a namespace, with their defaults."""
+        name = ask.namespace
+        return shown(POLICY_DEFAULTS | (await names.policies(name)).values, await admin.ownership.bundles(name))
 
-    @put(NAMESPACE, status_code=204)
-    async def create_namespace(tenant: Part, namespace: Part, request: Req) -> None:
-        """Create a namespace. Body: policies, or nothing."""
-        name = namespace_of(tenant, namespace)
-        policies = await body_of(request, dict[str, Any] | None, {}) or {}  # type: ignore[arg-type]
-        await service.namespaces.create_namespace(name, await checked_policies(admin, policies))
+    @calls.put(NAMESPACE, body=dict[str, Any] | None, body_default=None)
+    async def create_namespace(ask: Ask) -> None:
+        """Create a namespace, with policies if any are given; one that this version does not apply is refused."""
+        name = ask.namespace
+        tenant = await names.tenant(name.tenant)
+        policies = await checked_policies(admin, ask.body or {}, tenant.get("allowedClusters", []))
+        await names.create_namespace(name, policies)
 
-    @delete(NAMESPACE)
-    async def delete_namespace(tenant: Part, namespace: Part, request: Req) -> None:
-        """Delete a namespace without topics."""
-        name = namespace_of(tenant, namespace)
-        if flag(request, "force"):
-            raise NotAllowed(f"Deleting {name} with everything in it is off; delete its topics first.")
+    @calls.delete(NAMESPACE, query=(FORCE,))
+    async def delete_namespace(ask: Ask) -> None:
+        """Delete a namespace without topics; with `force=true` its topics are deleted first, even if they are in use."""
+        name = ask.namespace
+        if ask.query["force"]:
+            await names.policies(name)
+            await delete_all(ask, name)
         await service.delete_namespace(name)
 
-    @get(f"{NAMESPACE}/topics")
-    async def topics(tenant: Part, namespace: Part, request: Req) -> list[str]:
-        """Topics of a namespace, partitions one by one; `mode` is PERSISTENT, NON_PERSISTENT or ALL."""
-        mode = request.query_params.get("mode", "PERSISTENT").upper()
-        if mode not in MODES:
-            raise BadRequest(f"The query parameter mode must be one of {', '.join(MODES)}.")
-        found = await service.list_topics(namespace_of(tenant, namespace))
-        return found if mode != "NON_PERSISTENT" else []
+    async def delete_all(ask: Ask, name: NamespaceName) -> None:
+        async def delete(topic: TopicName) -> None:
+            try:
+                await service.delete_topic(topic, force=True)
+            except TopicNotFound:
+                return  # gone meanwhile, as wanted
 
-    return [list_namespaces, get_policies, create_namespace, delete_namespace, topics]
+        async def remotely(broker: BrokerInfo, path: str) -> None:
+            await Owners(ask).relay(broker, path, method="DELETE", query={"force": "true"})
 
+        await _over_topics(admin, name, delete, remotely)
+        for parent in await names.partitioned_topics(name):
+            try:
+                await names.delete_partitioned(TopicName.parse(parent))
+            except TopicNotFound:
+                continue
 
-async def checked_policies(admin: Admin, policies: Json) -> Json:
-    """Policies given at creation: those the broker reads must have their shape, the others are kept as they are."""
-    clusters = policies.get("replication_clusters")
-    if clusters is not None:
-        unknown = set(convert(clusters, list[str], "replication_clusters")) - set(await admin.service.namespaces.clusters())
-        if unknown:
-            raise InvalidArgument(f"There is no cluster {', '.join(sorted(unknown))}; replication_clusters cannot name it.")
-    for key, kind in (
-        ("retention_policies", RetentionPolicies),
-        ("autoTopicCreationOverride", AutoTopicCreation),
-        ("autoSubscriptionCreationOverride", AutoSubscriptionCreation),
-        ("deduplicationEnabled", bool),
-    ):
-        if policies.get(key) is not None:
-            convert(policies[key], kind, key)
-    return {key: value for key, value in policies.items() if value is not None}
+    mode = Query("mode", "Which topics", str, "PERSISTENT", MODES)
+
+    @calls.get(f"{NAMESPACE}/topics", list[str], query=(mode, Query("includeSystemTopic", "There are none", bool, False)))
+    async def topics(ask: Ask) -> Any:
+        """Topics of a namespace, partitions one by one."""
+        found = await service.list_topics(ask.namespace)
+        return found if ask.query["mode"] != "NON_PERSISTENT" else []
 
 
-async def change(admin: Admin, name: NamespaceName, key: str, value: Any) -> None:
-    """Set one policy (None removes it) and apply it to the topics that are loaded."""
-    await admin.service.namespaces.set_policy(name, key, value)
-    await admin.service.policies_changed(name)
+def _properties(admin: Admin, calls: Calls) -> None:
+    names = admin.service.namespaces
+
+    async def properties_of(name: NamespaceName) -> dict[str, str]:
+        return dict((await names.policies(name)).values.get("properties") or {})
+
+    async def set_properties(name: NamespaceName, given: dict[str, str]) -> None:
+        def change(values: Json) -> None:
+            values["properties"] = checked_properties({**(values.get("properties") or {}), **given})
+
+        await names.policies(name)
+        await names.change_policies(name, change)
+
+    @calls.get(f"{NAMESPACE}/properties", dict[str, str])
+    async def get_properties(ask: Ask) -> Any:
+        """Properties that users have set on a namespace."""
+        return await properties_of(ask.namespace)
+
+    @calls.put(f"{NAMESPACE}/properties", body=Properties)
+    async def put_properties(ask: Ask) -> None:
+        """Set these properties; others stay."""
+        await set_properties(ask.namespace, ask.body)
+
+    @calls.delete(f"{NAMESPACE}/properties")
+    async def clear_properties(ask: Ask) -> None:
+        """Remove all properties."""
+        await names.policies(ask.namespace)
+        await names.set_policy(ask.namespace, "properties", None)
+
+    @calls.get(f"{NAMESPACE}/property/{{key}}", str, is_text=True, is_optional=True)
+    async def get_property(ask: Ask) -> Any:
+        """One property as text; 204 if it is not set."""
+        return (await properties_of(ask.namespace)).get(ask.text("key"))
+
+    @calls.put(f"{NAMESPACE}/property/{{key}}/{{value}}")
+    async def put_property(ask: Ask) -> None:
+        """Set one property."""
+        await set_properties(ask.namespace, {ask.text("key"): ask.text("value")})
+
+    @calls.delete(f"{NAMESPACE}/property/{{key}}", str, is_text=True, is_optional=True, status=200)
+    async def delete_property(ask: Ask) -> Any:
+        """Remove one property; answers the value it had, 204 if it was not set."""
+        name, key = ask.namespace, ask.text("key")
+        old: list[str] = []
+
+        def change(values: Json) -> None:
+            properties = dict(values.get("properties") or {})
+            old[:] = [properties.pop(key)] if key in properties else []
+            values["properties"] = properties
+
+        await names.policies(name)
+        await names.change_policies(name, change)
+        return old[0] if old else None
 
 
-async def stored(admin: Admin, tenant: str, namespace: str, key: str) -> Response[bytes]:
-    """One policy as it was set; 204 if it was not."""
-    policies = await admin.service.namespaces.policies(namespace_of(tenant, namespace))
-    value = policies.values.get(key, POLICY_DEFAULTS.get(key))
-    if value is None:
-        return Response(b"", status_code=204)
-    return Response(msgspec.json.encode(value), media_type=MediaType.JSON)
-
-
-def policy_routes(admin: Admin) -> list[Any]:
-    """Deduplication and retention of a namespace."""
-
-    @get(f"{NAMESPACE}/deduplication")
-    async def get_deduplication(tenant: Part, namespace: Part) -> Response[bytes]:
-        """Whether deduplication is on; 204 if the broker's setting applies."""
-        return await stored(admin, tenant, namespace, "deduplicationEnabled")
-
-    @post(f"{NAMESPACE}/deduplication", status_code=204)
-    async def set_deduplication(tenant: Part, namespace: Part, request: Req) -> None:
-        """Switch deduplication. Body: true or false."""
-        await change(admin, namespace_of(tenant, namespace), "deduplicationEnabled", await body_of(request, bool))
-
-    @delete(f"{NAMESPACE}/deduplication")
-    async def remove_deduplication(tenant: Part, namespace: Part) -> None:
-        """Let the broker's setting apply."""
-        await change(admin, namespace_of(tenant, namespace), "deduplicationEnabled", None)
-
-    @get(f"{NAMESPACE}/retention")
-    async def get_retention(tenant: Part, namespace: Part) -> Response[bytes]:
-        """How long acknowledged messages are kept; 204 if the broker's setting applies."""
-        return await stored(admin, tenant, namespace, "retention_policies")
-
-    @post(f"{NAMESPACE}/retention", status_code=204)
-    async def set_retention(tenant: Part, namespace: Part, request: Req) -> None:
-        """Keep acknowledged messages. Body: `retentionTimeInMinutes`, `retentionSizeInMB`; -1 is no limit."""
-        retention = await body_of(request, RetentionPolicies)
-        minutes, size = retention.retention_time_in_minutes, retention.retention_size_in_mb
-        if not (-1 <= minutes < 1 << 31 and -1 <= size < 1 << 31):
-            raise InvalidArgument("Retention must be -1 (no limit), 0 (none) or a positive number of minutes and megabytes.")
-        if (minutes == 0) != (size == 0):
-            raise InvalidArgument("Retention by time and by size must be both 0 or both not 0; use -1 for no limit.")
-        await change(admin, namespace_of(tenant, namespace), "retention_policies", msgspec.to_builtins(retention))
-
-    @delete(f"{NAMESPACE}/retention")
-    async def remove_retention(tenant: Part, namespace: Part) -> None:
-        """Let the broker's setting apply."""
-        await change(admin, namespace_of(tenant, namespace), "retention_policies", None)
-
-    return [get_deduplication, set_deduplication, remove_deduplication, get_retention, set_retention, remove_retention]
-
-
-def creation_routes(admin: Admin) -> list[Any]:
-    """How topics and schemas come to be in a namespace."""
+def _everything(admin: Admin, calls: Calls) -> None:
     service = admin.service
+    names = service.namespaces
 
-    @get(f"{NAMESPACE}/autoTopicCreation")
-    async def get_auto_topics(tenant: Part, namespace: Part) -> Response[bytes]:
-        """How topics come to be on first use; 204 if the broker's setting applies."""
-        return await stored(admin, tenant, namespace, "autoTopicCreationOverride")
+    async def clear(ask: Ask, wanted: str | None) -> None:
+        name, owners = ask.namespace, Owners(ask)
+        await names.policies(name)
 
-    @post(f"{NAMESPACE}/autoTopicCreation", status_code=204)
-    async def set_auto_topics(tenant: Part, namespace: Part, request: Req) -> None:
-        """Body: `allowAutoTopicCreation`, `topicType`, `defaultNumPartitions`."""
-        override = await body_of(request, AutoTopicCreation)
-        if override.topic_type not in ("partitioned", "non-partitioned"):
-            raise InvalidArgument(f"topicType must be partitioned or non-partitioned, not {override.topic_type[:40]!r}.")
-        if not 1 <= override.default_num_partitions <= service.config.max_partitions:
-            raise InvalidArgument(f"defaultNumPartitions must be 1 to {service.config.max_partitions}.")
-        await change(admin, namespace_of(tenant, namespace), "autoTopicCreationOverride", msgspec.to_builtins(override))
+        async def here(topic: TopicName) -> None:
+            for each in list((await service.topic(topic, create=False)).subscriptions.values()):
+                if wanted in (None, each.name):
+                    await each.seek(LATEST)
 
-    @delete(f"{NAMESPACE}/autoTopicCreation")
-    async def remove_auto_topics(tenant: Part, namespace: Part) -> None:
-        """Let the broker's setting apply."""
-        await change(admin, namespace_of(tenant, namespace), "autoTopicCreationOverride", None)
+        async def there(broker: BrokerInfo, path: str) -> None:
+            found = [wanted] if wanted else await owners.relay(broker, f"{path}/subscriptions", method="GET", query={})
+            for each in found:
+                await owners.relay(broker, f"{path}/subscription/{quote(each, safe='')}/skip_all", method="POST", query={})
 
-    @get(f"{NAMESPACE}/schemaCompatibilityStrategy")
-    async def get_strategy(tenant: Part, namespace: Part) -> Response[bytes]:
-        """The compatibility strategy that was set."""
-        return await stored(admin, tenant, namespace, "schema_compatibility_strategy")
+        await _over_topics(admin, name, here, there)
 
-    @put(f"{NAMESPACE}/schemaCompatibilityStrategy", status_code=204)
-    async def set_strategy(tenant: Part, namespace: Part, request: Req) -> None:
-        """Kept, not applied: schemas are stored without compatibility rules in this version."""
-        strategy = await body_of(request, str)
-        if strategy not in STRATEGIES:
-            raise InvalidArgument(f"{strategy[:40]!r} is no compatibility strategy; known: {', '.join(STRATEGIES)}.")
-        await service.namespaces.set_policy(namespace_of(tenant, namespace), "schema_compatibility_strategy", strategy)
+    @calls.post(f"{NAMESPACE}/clearBacklog")
+    async def clear_all(ask: Ask) -> None:
+        """Acknowledge everything for all subscriptions of all topics."""
+        await clear(ask, None)
 
-    return [get_auto_topics, set_auto_topics, remove_auto_topics, get_strategy, set_strategy]
+    @calls.post(f"{NAMESPACE}/clearBacklog/{{subscription}}")
+    async def clear_one(ask: Ask) -> None:
+        """Acknowledge everything for this subscription on all topics."""
+        await clear(ask, ask.subscription)
+
+    @calls.post(f"{NAMESPACE}/unsubscribe/{{subscription}}")
+    async def unsubscribe(ask: Ask) -> None:
+        """Delete this subscription from all topics; 412 if it has consumers."""
+        name, subscription = ask.namespace, ask.subscription
+        await names.policies(name)
+
+        async def here(topic: TopicName) -> None:
+            loaded = await service.topic(topic, create=False)
+            if (found := loaded.subscriptions.get(subscription)) is None:
+                return
+            if found.consumers:
+                raise InvalidArgument(f"The subscription {subscription} of {topic} has consumers; close them first.")
+            await loaded.delete_subscription(subscription)
+
+        async def there(broker: BrokerInfo, path: str) -> None:
+            await Owners(ask).relay(broker, f"{path}/subscription/{quote(subscription, safe='')}", method="DELETE", query={})
+
+        await _over_topics(admin, name, here, there)

@@ -1,172 +1,333 @@
-"""REST: persistent topics: list, create, grow, delete, stats, terminate, unload, and single messages."""
+"""REST: persistent topics themselves: list, create, grow, delete, end, unload, properties, room."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from litestar import delete, get, post, put
-from litestar.enums import MediaType
-from litestar.response import Response
 
-from braid.errors import Conflict, InvalidArgument, TopicNotFound
-from braid.model.positions import Position
-from braid.web.admin import Admin, Part, Req, body_of, flag, namespace_of, number_of, topic_of
-from braid.web.messages import message_response
-from braid.web.stats import partitioned_stats, topic_stats
+from braid.broker.service import StillInUse
+from braid.broker.topic import Topic
+from braid.errors import Conflict, InvalidArgument, NotAllowed, TopicNotFound
+from braid.model.bundles import Bundle, hash_of
+from braid.model.names import TopicName
+from braid.model.positions import LATEST, Position
+from braid.web.admin import Admin
+from braid.web.calls import MAX_INT64, Ask, Calls, Query
+from braid.web.owners import Owners
+from braid.web.policies import Int32, Properties, checked_properties
+from braid.web.routes_clusters import FORCE
+from braid.web.stats import topic_stats
 
 Json = dict[str, Any]
-LIST = "/persistent/{tenant:str}/{namespace:str}"
-TOPIC = LIST + "/{topic:str}"
-MAX_MESSAGE_BYTES = 256 << 20
+LIST = "/persistent/{tenant}/{namespace}"
+TOPIC = LIST + "/{topic}"
 
 
 class PartitionedTopicMetadata(msgspec.Struct, frozen=True):
     """The long form of a number of partitions."""
 
-    partitions: int
-    properties: dict[str, str] | None = None
+    partitions: Int32
+    deleted: bool = False
+    properties: Properties | None = None
 
 
-def listing_routes(admin: Admin) -> list[Any]:
-    """What topics there are, and making and removing them."""
+class MessageId(msgspec.Struct, frozen=True, rename="camel"):
+    """Id of a message."""
+
+    ledger_id: Annotated[int, msgspec.Meta(ge=-1, le=MAX_INT64)]
+    entry_id: Annotated[int, msgspec.Meta(ge=-1, le=MAX_INT64)]
+    partition_index: int = -1
+
+
+def message_id(position: Position, partition: int) -> MessageId:
+    return MessageId(position.ledger_id, position.entry_id, partition)
+
+
+def topic_calls(admin: Admin) -> Calls:
+    """Calls about topics as a whole."""
+    calls = Calls("topics")
+    _listing(admin, calls)
+    _partitions(admin, calls)
+    _deletion(admin, calls)
+    _life(admin, calls)
+    _room(admin, calls)
+    _properties(admin, calls)
+    return calls
+
+
+def _listing(admin: Admin, calls: Calls) -> None:
     service = admin.service
+    system = Query("includeSystemTopic", "There are none", bool, False)
 
-    @get(LIST)
-    async def list_topics(tenant: Part, namespace: Part) -> list[str]:
+    @calls.get(LIST, list[str], query=(Query("bundle", "Only topics of this bundle"), system))
+    async def list_topics(ask: Ask) -> Any:
         """Topics of a namespace, partitions one by one."""
-        return await service.list_topics(namespace_of(tenant, namespace))
+        name = ask.namespace
+        found = await service.list_topics(name)
+        if (text := ask.query["bundle"]) is None:
+            return found
+        bundle = Bundle.parse(text)
+        if bundle not in await admin.ownership.bundles(name):
+            raise InvalidArgument(f"The namespace {name} has no bundle {bundle}.")
+        return [each for each in found if bundle.contains(hash_of(TopicName.parse(each)))]
 
-    @get(f"{LIST}/partitioned")
-    async def list_partitioned(tenant: Part, namespace: Part) -> list[str]:
+    # Known to the router as any topic's path: a topic of the name `partitioned` shall stay reachable below it.
+    @calls.get(f"{LIST}/partitioned", list[str], query=(system,), route=TOPIC)
+    async def list_partitioned(ask: Ask) -> Any:
         """Partitioned topics of a namespace."""
-        name = namespace_of(tenant, namespace)
+        name = ask.namespace
+        if ask.text("topic") != "partitioned":
+            raise NotAllowed("There is nothing to get at the name of a topic itself; ask for its stats.")
         await service.namespaces.policies(name)
         return await service.namespaces.partitioned_topics(name)
 
-    @put(TOPIC, status_code=204)
-    async def create_topic(tenant: Part, namespace: Part, topic: Part, request: Req) -> None:
-        """Create a plain topic. Body: properties, or nothing."""
-        properties = await body_of(request, dict[str, str] | None, {}) or {}  # type: ignore[arg-type]
-        await service.create_topic(topic_of(tenant, namespace, topic), properties)
+    async def no_topics(ask: Ask) -> Any:
+        """There are no non-persistent topics in this version: an empty list."""
+        await service.namespaces.policies(ask.namespace)
+        return []
 
-    @delete(TOPIC)
-    async def delete_topic(tenant: Part, namespace: Part, topic: Part, request: Req) -> None:
+    for path in ("", "/partitioned"):
+        calls.get(f"/non-persistent/{{tenant}}/{{namespace}}{path}", list[str], query=(system,))(no_topics)
+
+    @calls.put(TOPIC, body=Properties | None, body_default=None)
+    async def create_topic(ask: Ask) -> None:
+        """Create a plain topic, with properties if any are given."""
+        name = ask.topic
+        service.check_creatable(name)
+        await service.namespaces.policies(name.namespace)
+        await _check_partition(admin, name)
+        await service.create_topic(name, checked_properties(ask.body or {}))
+
+    @calls.delete(TOPIC, query=(FORCE,), owner=True)
+    async def delete_topic(ask: Ask) -> None:
         """Delete a plain topic or one partition; with `force=true` even if it is in use."""
-        name = topic_of(tenant, namespace, topic)
+        name = ask.topic
         if await admin.partitions(name):
             raise Conflict(f"The topic {name} is partitioned; delete it with DELETE .../partitions.")
-        await service.delete_topic(name, force=flag(request, "force"))
+        await admin.check_exists(name)
+        await service.delete_topic(name, force=ask.query["force"])
 
-    async def wanted(request: Req) -> PartitionedTopicMetadata:
-        found = await body_of(request, int | PartitionedTopicMetadata)  # type: ignore[arg-type]
-        return found if isinstance(found, PartitionedTopicMetadata) else PartitionedTopicMetadata(found)
 
-    @put(f"{TOPIC}/partitions", status_code=204)
-    async def create_partitioned(tenant: Part, namespace: Part, topic: Part, request: Req) -> None:
-        """Create a partitioned topic. Body: the number of partitions."""
-        name = topic_of(tenant, namespace, topic)
-        body = await wanted(request)
+async def _check_not_plain(admin: Admin, name: TopicName) -> None:
+    if not await admin.partitions(name) and await admin.service.logs.exists(name.managed_ledger_name):
+        raise Conflict(f"The topic {name} is not partitioned; use the calls for plain topics, without /partitions.")
+
+
+async def _check_partition(admin: Admin, name: TopicName) -> None:
+    """A name that looks like a partition's is taken for one: its topic must have so many."""
+    if name.is_partition:
+        record = await admin.service.namespaces.partitions(name.base)
+        if record is None or name.partition_index >= record.partitions:
+            raise InvalidArgument(f"{name} is the name of a partition, but {name.base} has no such partition; choose another.")
+
+
+def _partitions(admin: Admin, calls: Calls) -> None:
+    service = admin.service
+    wanted = int | PartitionedTopicMetadata
+
+    def given(ask: Ask) -> PartitionedTopicMetadata:
+        body = ask.body
+        return body if isinstance(body, PartitionedTopicMetadata) else PartitionedTopicMetadata(body)
+
+    local = Query("createLocalTopicOnly", "There is one cluster only", bool, False)
+
+    @calls.put(f"{TOPIC}/partitions", body=wanted, query=(local,), statuses=(406,))
+    async def create_partitioned(ask: Ask) -> None:
+        """Create a partitioned topic. The body is the number of partitions, or an object with it and properties."""
+        name, body = ask.topic, given(ask)
         if name.is_partition:
             raise InvalidArgument(f"{name} is the name of a partition; choose a name without -partition-N.")
-        await service.create_partitioned(name, body.partitions, body.properties or {})
+        await service.create_partitioned(name, body.partitions, checked_properties(body.properties or {}))
 
-    @post(f"{TOPIC}/partitions", status_code=204)
-    async def grow_partitioned(tenant: Part, namespace: Part, topic: Part, request: Req) -> None:
-        """Add partitions. Body: the new number of partitions."""
-        name, partitions = topic_of(tenant, namespace, topic), (await wanted(request)).partitions
-        if len(await admin.partitions(name)) != partitions or partitions < 1:  # as many as there are is no change
+    grow = (
+        Query("updateLocalTopicOnly", "There is one cluster only", bool, False),
+        Query("force", "Has no effect: nothing has to be forced", bool, False),
+    )
+
+    @calls.post(f"{TOPIC}/partitions", body=wanted, query=grow, statuses=(406, 422))
+    async def grow_partitioned(ask: Ask) -> None:
+        """Add partitions. The body is the new number of partitions; as many as there are is no change."""
+        name, partitions = ask.topic, given(ask).partitions
+        await _check_not_plain(admin, name)
+        if len(await admin.partitions(name)) != partitions or partitions < 1:
             await service.grow_partitioned(name, partitions)
 
-    @get(f"{TOPIC}/partitions")
-    async def get_partitions(tenant: Part, namespace: Part, topic: Part, request: Req) -> Json:
-        """Number of partitions; 0 for a plain topic."""
-        may_create = flag(request, "checkAllowAutoCreation")
-        count = await service.partition_count(topic_of(tenant, namespace, topic), allow_create=may_create)
-        return {"partitions": count, "deleted": False}
-
-    @delete(f"{TOPIC}/partitions")
-    async def delete_partitioned(tenant: Part, namespace: Part, topic: Part, request: Req) -> None:
-        """Delete a partitioned topic; with `force=true` even if it is in use."""
-        await service.delete_partitioned(topic_of(tenant, namespace, topic), force=flag(request, "force"))
-
-    return [
-        list_topics,
-        list_partitioned,
-        create_topic,
-        delete_topic,
-        create_partitioned,
-        grow_partitioned,
-        get_partitions,
-        delete_partitioned,
-    ]
-
-
-def topic_routes(admin: Admin) -> list[Any]:
-    """One topic: its state, its end, its messages."""
-    service = admin.service
-
-    @get(f"{TOPIC}/stats")
-    async def stats(tenant: Part, namespace: Part, topic: Part) -> Json:
-        """Rates, sizes, producers and subscriptions of a topic."""
-        name = topic_of(tenant, namespace, topic)
-        if await admin.partitions(name):
-            raise TopicNotFound(f"The topic {name} is partitioned; ask for its partitioned-stats.")
-        return topic_stats(admin, await admin.loaded(name))
-
-    @get(f"{TOPIC}/partitioned-stats")
-    async def all_stats(tenant: Part, namespace: Part, topic: Part, request: Req) -> Json:
-        """The same for a partitioned topic: sums, and each partition."""
-        name = topic_of(tenant, namespace, topic)
+    @calls.post(f"{TOPIC}/createMissedPartitions")
+    async def create_missed(ask: Ask) -> None:
+        """Create the partitions of a partitioned topic that are not there."""
+        name = ask.topic
+        await admin.check_exists(name)
         parts = await admin.partitions(name)
         if not parts:
-            raise TopicNotFound(f"The topic {name} is not partitioned or does not exist.")
-        found = {str(each): topic_stats(admin, await admin.loaded(each)) for each in parts}
-        return partitioned_stats(found, len(parts), flag(request, "perPartition", True))
+            raise TopicNotFound(f"The topic {name} is not partitioned.")
+        for part in parts:
+            await service.logs.create(part.managed_ledger_name)
 
-    @get(f"{TOPIC}/internalStats")
-    async def internal_stats(tenant: Part, namespace: Part, topic: Part) -> Response[bytes]:
-        """Ledgers and cursors of a topic."""
-        loaded = await admin.loaded(topic_of(tenant, namespace, topic))
-        return Response(msgspec.json.encode(loaded.log.internal_stats()), media_type=MediaType.JSON)
+    may_create = Query("checkAllowAutoCreation", "For a missing topic: what it would be if it were used now", bool, False)
 
-    @post(f"{TOPIC}/terminate", status_code=200)
-    async def terminate(tenant: Part, namespace: Part, topic: Part) -> Json:
-        """End a topic: no more messages; answers the last one's id."""
-        name = topic_of(tenant, namespace, topic)
-        loaded = await admin.loaded(name)
-        return _message_id(await loaded.terminate(), name.partition_index)
+    @calls.get(f"{TOPIC}/partitions", PartitionedTopicMetadata, query=(may_create,))
+    async def get_partitions(ask: Ask) -> Any:
+        """Number of partitions; 0 for a plain topic."""
+        name = ask.topic
+        count = await service.partition_count(name, allow_create=ask.query["checkAllowAutoCreation"])
+        return {"partitions": count, "deleted": False}
 
-    @put(f"{TOPIC}/unload", status_code=204)
-    async def unload(tenant: Part, namespace: Part, topic: Part) -> None:
-        """Close a topic, so that its clients look it up again."""
-        name = topic_of(tenant, namespace, topic)
+
+def _deletion(admin: Admin, calls: Calls) -> None:
+    service = admin.service
+
+    @calls.delete(f"{TOPIC}/partitions", query=(FORCE,))
+    async def delete_partitioned(ask: Ask) -> None:
+        """Delete a partitioned topic with all partitions; with `force=true` even if it is in use."""
+        name = ask.topic
+        await _check_not_plain(admin, name)
+        parts = await admin.partitions(name)
+        if not parts:
+            raise TopicNotFound(f"The partitioned topic {name} does not exist.")
+        owners = Owners(ask)
+        if not ask.query["force"]:
+            await check_unused(owners, name, parts)
+
+        async def delete(partition: TopicName) -> None:
+            try:
+                await service.delete_topic(partition, force=True)
+            except TopicNotFound:
+                return  # never used, or gone already
+
+        await owners.each(parts, delete, path=topic_path, query={"force": "true"}, tolerate=(404,))
+        await service.namespaces.delete_partitioned(name)
+
+    async def check_unused(owners: Owners, name: TopicName, parts: list[TopicName]) -> None:
+        async def attached(partition: TopicName) -> Json | None:
+            topic = service.topics.get(str(partition))
+            return None if topic is None else topic_stats(admin, topic)
+
+        found = await owners.each(parts, attached, path=lambda each: f"{topic_path(each)}/stats", method="GET", tolerate=(404,))
+        for stats in filter(None, found):
+            if stats["publishers"] or any(sub["consumers"] for sub in stats["subscriptions"].values()):
+                raise StillInUse(f"The topic {name} has producers or consumers; close them or use force.")
+
+
+def _life(admin: Admin, calls: Calls) -> None:
+    service = admin.service
+
+    @calls.post(f"{TOPIC}/terminate", MessageId, status=200, owner=True)
+    async def terminate(ask: Ask) -> Any:
+        """End a topic: it takes no more messages. Answers the id of the last one."""
+        topic = await admin.loaded(ask)
+        return message_id(await topic.terminate(), topic.name.partition_index)
+
+    @calls.post(f"{TOPIC}/terminate/partitions", dict[str, MessageId], status=200)
+    async def terminate_partitions(ask: Ask) -> Any:
+        """End all partitions of a topic. Answers the id of the last message of each, by the number of the partition."""
+        name = ask.topic
         await admin.check_exists(name)
-        for each in await admin.partitions(name) or [name]:
-            found = service.topics.get(str(each))
-            if found is not None:
+        parts = await admin.partitions(name)
+        if not parts:
+            raise NotAllowed(f"The topic {name} is not partitioned; end it with POST .../terminate.")
+
+        async def end(partition: TopicName) -> Any:
+            topic = await service.topic(partition, create=True)
+            return message_id(await topic.terminate(), partition.partition_index)
+
+        found = await Owners(ask).each(parts, end, path=lambda each: f"{topic_path(each)}/terminate")
+        return {str(number): each for number, each in enumerate(found)}
+
+    @calls.put(f"{TOPIC}/unload", owner=True)
+    async def unload(ask: Ask) -> None:
+        """Close a topic, or all its partitions, so that clients look it up again."""
+
+        async def close(name: TopicName) -> None:
+            if (found := service.topics.get(str(name))) is not None:
                 await service.unload(found)
 
-    @get(f"{TOPIC}/lastMessageId")
-    async def last_message_id(tenant: Part, namespace: Part, topic: Part) -> Json:
-        """Id of the newest message."""
-        name = topic_of(tenant, namespace, topic)
-        loaded = await admin.loaded(name)
-        return _message_id(loaded.log.last_position, name.partition_index)
-
-    @get(f"{TOPIC}/ledger/{{ledger:str}}/entry/{{entry:str}}")
-    async def get_message(tenant: Part, namespace: Part, topic: Part, ledger: Part, entry: Part) -> Response[bytes]:
-        """One stored entry: payload as body, metadata as headers."""
-        name = topic_of(tenant, namespace, topic)
-        position = Position(number_of(ledger, "ledger id"), number_of(entry, "entry id"))
-        log = (await admin.loaded(name)).log
-        found = await log.read(position, 1, MAX_MESSAGE_BYTES) if log.map.contains(position) else []
-        if not found or (found[0].ledger_id, found[0].entry_id) != position:
-            raise TopicNotFound(f"The topic {name} has no message {position}.")
-        return message_response(found[0])
-
-    return [stats, all_stats, internal_stats, terminate, unload, last_message_id, get_message]
+        await admin.each(ask, close)
 
 
-def _message_id(position: Position, partition: int) -> Json:
-    return {"ledgerId": position.ledger_id, "entryId": position.entry_id, "partitionIndex": partition}
+def _room(admin: Admin, calls: Calls) -> None:
+    service = admin.service
+
+    @calls.post(f"{TOPIC}/trim", owner=True)
+    async def trim(ask: Ask) -> None:
+        """Delete what no subscription needs and retention no longer keeps, now rather than later."""
+
+        async def work(name: TopicName) -> None:
+            topic = await service.topic(name, create=False)
+            topic.log.roll_if_needed()
+            await topic.log.trim()
+
+        await admin.each(ask, work)
+
+    @calls.delete(f"{TOPIC}/truncate", owner=True)
+    async def truncate(ask: Ask) -> None:
+        """Acknowledge everything for all subscriptions and delete it, except what retention keeps and the newest ledger."""
+
+        async def work(name: TopicName) -> None:
+            topic = await service.topic(name, create=False)
+            for subscription in list(topic.subscriptions.values()):
+                await subscription.seek(LATEST)
+            await topic.log.trim()
+
+        await admin.each(ask, work)
+
+    @calls.get(f"{TOPIC}/compaction", Json)
+    async def compaction(ask: Ask) -> Any:
+        """State of the compaction of a topic: it has never run, as topics are not compacted in this version."""
+        await admin.check_exists(ask.topic)
+        return {"status": "NOT_RUN", "lastError": ""}
+
+    @calls.put(f"{TOPIC}/compaction", statuses=(405,))
+    async def compact(ask: Ask) -> None:
+        """Refused with 405: topics are not compacted in this version."""
+        await admin.check_exists(ask.topic)
+        raise NotAllowed(f"Topics are not compacted by this version of Braid; {ask.topic} stays as it is.")
+
+
+def _properties(admin: Admin, calls: Calls) -> None:
+    service = admin.service
+    path = f"{TOPIC}/properties"
+
+    @calls.get(path, dict[str, str], owner=True)
+    async def get_properties(ask: Ask) -> Any:
+        """Properties of a topic, as they were given at its creation or set later."""
+        name = ask.topic
+        if await admin.partitions(name):
+            record = await service.namespaces.partitions(name)
+            return {} if record is None else record.properties
+        return dict((await admin.loaded(ask)).log.properties)
+
+    async def change(ask: Ask, changes: dict[str, str | None]) -> None:
+        name = ask.topic
+        if await admin.partitions(name):
+
+            def alter(properties: dict[str, str]) -> None:
+                for key, value in changes.items():
+                    if value is None:
+                        properties.pop(key, None)
+                    else:
+                        properties[key] = value
+                checked_properties(properties)
+
+            await service.namespaces.set_partitioned_properties(name, alter)
+            return
+        topic: Topic = await admin.loaded(ask)
+        checked_properties({**topic.log.properties, **{key: value for key, value in changes.items() if value is not None}})
+        await topic.log.set_properties(changes)
+
+    @calls.put(path, body=Properties, owner=True)
+    async def put_properties(ask: Ask) -> None:
+        """Set these properties of a topic; others stay."""
+        await change(ask, dict(checked_properties(ask.body)))
+
+    @calls.delete(path, query=(Query("key", "Name of the property"),), owner=True)
+    async def delete_property(ask: Ask) -> None:
+        """Remove one property of a topic."""
+        if ask.query["key"] is None:
+            raise InvalidArgument("Which property to remove is told by the query parameter key.")
+        await change(ask, {ask.query["key"]: None})
+
+
+def topic_path(name: TopicName) -> str:
+    """The path of a topic below `/admin/v2`."""
+    return f"/persistent/{name.namespace}/{name.encoded_local_name}"

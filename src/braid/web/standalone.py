@@ -1,42 +1,41 @@
-"""`Standalone`: a whole broker in one process: stores, logs, broker and HTTP, started in order and stopped in reverse.
+"""`Standalone`: one or several brokers in one process over one metadata store and one ledger store.
 
-Owns the composition and nothing else; the CLI and the test kit run it. Before anything serves, the high-water mark in the
-ledger journal is held against the metadata store (architecture 5.11): a metadata store older than the data it describes, or
-another one, is refused and nothing is changed.
+Owns the composition and nothing else: stores first, then the brokers (`node.py`), stopped in reverse; the CLI and the test kit
+run it. Each broker has its own sockets, metadata session and share of the entry cache. Before anything serves, the high-water
+mark in the ledger journal is held against the metadata store (architecture 5.11): a metadata store older than the data it
+describes, or another one, is refused and nothing is changed.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from braid.broker.server import BrokerServer
 from braid.broker.service import BrokerService
 from braid.errors import ConfigError, StoreMismatch
 from braid.ledger.api import LedgerStore
-from braid.managedledger.api import SingleStore
-from braid.managedledger.cache import EntryCache
-from braid.managedledger.factory import ManagedLedgerFactory
 from braid.managedledger.orphans import OrphanSweep
-from braid.managedledger.schemas import SchemaStorage
 from braid.metadata.api import MetadataStore
 from braid.runtime import plugins
 from braid.runtime.env import Runtime
-from braid.runtime.network import public_name, url_host
 from braid.runtime.tasks import Tasks
 from braid.web.config import StandaloneConfig
+from braid.web.node import BrokerNode
 
 log = logging.getLogger(__name__)
 
 
 class Standalone:
-    """One broker with its stores and its HTTP server; `async with` starts and stops it.
+    """The brokers of a process with their stores; `async with` starts and stops them.
 
-    `on_fatal` is called once, on the loop, when the disk failed in a way after which the process must end.
+    `on_fatal` is called once, on the loop, when the disk failed in a way after which the process must end. `runtime_of` gives
+    each broker, by its number, a runtime of its own; the stores use `runtime`.
     """
 
     def __init__(
@@ -46,22 +45,46 @@ class Standalone:
         *,
         on_fatal: Callable[[BaseException], None] | None = None,
         with_http: bool = True,
+        runtime_of: Callable[[int], Runtime] | None = None,
     ) -> None:
         self.config = config
         self.runtime = runtime or Runtime()
-        self.service: BrokerService
-        self.server: BrokerServer
+        self.brokers: list[BrokerNode] = []
         self.metadata: Any = None
         """The metadata store's root, from which handles are made."""
         self.ledgers: LedgerStore
-        self.service_url = ""
-        self.http_url = ""
         self._with_http = with_http
         self._report_fatal = on_fatal
+        self._runtime_of = runtime_of or (lambda _number: self.runtime)
+        self._sweep: OrphanSweep | None = None
         self._is_failed = False
         self._is_vouched = False
         """The ledger store belongs to this process, and the metadata store knows every ledger in it."""
         self._stack = AsyncExitStack()
+
+    @property
+    def service(self) -> BrokerService:
+        """Of the first broker."""
+        return self.brokers[0].service
+
+    @property
+    def server(self) -> BrokerServer:
+        return self.brokers[0].server
+
+    @property
+    def service_url(self) -> str:
+        return self.brokers[0].service_url
+
+    @property
+    def http_url(self) -> str:
+        return self.brokers[0].http_url
+
+    @property
+    def ready_line(self) -> str:
+        """What a started process says: the addresses of all brokers."""
+        pulsar = ",".join(node.service_url.removeprefix("pulsar://") for node in self.brokers)
+        http = ",".join(node.http_url.removeprefix("http://") for node in self.brokers)
+        return f"ready pulsar://{pulsar} http://{http}"
 
     async def __aenter__(self) -> Standalone:
         try:
@@ -74,67 +97,56 @@ class Standalone:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for node in self.brokers:  # first for all: topics must not wander from one that stops to the next
+            if not node.is_down:
+                await node.service.ownership.leave()
         await self._stack.aclose()
 
     async def _start(self) -> None:
-        config, runtime = self.config, self.runtime
-        if config.storage.ledger_backend != "memory" or config.storage.metadata_backend != "memory":
+        storage = self.config.storage
+        if storage.ledger_backend != "memory" or storage.metadata_backend != "memory":
             await self._lock_data_dir()
         await self._open_stores()
-        handle = self.metadata.handle("broker-0")
-        self._stack.push_async_callback(handle.close)
-        resolver = SingleStore(self.ledgers)
-        cache = EntryCache(config.managed_ledger.cache_bytes)
-        sweep = await self._make_sweep(handle)
-        logs = ManagedLedgerFactory(
-            runtime, handle, resolver, config.managed_ledger, cache, on_claim=None if sweep is None else sweep.claimed
-        )
-        schemas = SchemaStorage(runtime, handle, resolver)
-        self.service = BrokerService(runtime, config.broker, handle, logs, schemas)
-        self.server = BrokerServer(self.service)
-        await self._listen("binary protocol", config.broker.port, self._stack.enter_async_context(self.server))
-        self.service_url = self.service.service_url
-        if sweep is not None:
+        if self.config.managed_ledger.orphan_sweep_minutes and self._is_vouched:
+            await self._begin_sweep()
+        for _number in range(self.config.broker.count):
+            await self.add_broker()
+        if self._sweep is not None:
             tasks = Tasks("orphans")
             self._stack.push_async_callback(tasks.close)
-            tasks.spawn(sweep.run(), "sweep")
-        if self._with_http:
-            await self._start_http()
+            tasks.spawn(self._sweep.run(), "sweep")
 
-    async def _make_sweep(self, handle: MetadataStore) -> OrphanSweep | None:
-        """The sweep, if it is wanted, safe and there can be anything to remove."""
-        minutes = self.config.managed_ledger.orphan_sweep_minutes
-        if not minutes or not self._is_vouched:
-            return None
-        sweep = OrphanSweep(self.runtime.clock, handle, self.ledgers, minutes)
-        return sweep if await sweep.begin() else None
+    async def add_broker(self) -> BrokerNode:
+        """Start one more broker: the first on the ports of the settings, any further one on free ports."""
+        number = len(self.brokers)
+        config, logs = self.config.broker, self.config.managed_ledger
+        if number:
+            config = msgspec.structs.replace(config, port=0, http_port=0)
+        runtime = self._runtime_of(number)
+        node = BrokerNode(
+            runtime,
+            config,
+            msgspec.structs.replace(logs, cache_bytes=logs.cache_bytes // config.count),
+            self._handle(f"broker-{number}", runtime),
+            self.ledgers,
+            on_claim=None if self._sweep is None else self._sweep.claimed,
+            with_http=self._with_http,
+        )
+        await self._stack.enter_async_context(node)
+        self.brokers.append(node)
+        return node
 
-    async def _listen(self, what: str, port: int, started: Any) -> Any:
-        try:
-            return await started
-        except OSError as error:
-            address = f"{self.config.broker.bind_address}:{port}"
-            remedy = "stop what uses it or choose another port"
-            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                remedy = "give an address of this machine (broker.bind_address), such as localhost or 0.0.0.0"
-            raise ConfigError(f"The {what} cannot listen on {address}: {error.strerror or error}; {remedy}.") from error
+    def _handle(self, name: str, runtime: Runtime) -> MetadataStore:
+        handle: MetadataStore = self.metadata.handle(name, clock=runtime.clock)
+        return handle
 
-    async def _start_http(self) -> None:
-        # Imported late: the broker's port is open before a web framework's half second is spent.
-        from braid.web.admin import Admin
-        from braid.web.app import make_app
-        from braid.web.http import HttpServer
-        from braid.web.metrics import watch_loop_lag
-
-        broker = self.config.broker
-        admin = Admin(self.service, self.server, lambda: not getattr(self.ledgers, "is_read_only", False))
-        http = HttpServer(self.runtime, make_app(admin), broker.bind_address, broker.http_port)
-        await self._listen("HTTP server", broker.http_port, self._stack.enter_async_context(http))
-        host = broker.advertised_address or public_name(broker.bind_address)
-        self.http_url = admin.http_url = f"http://{url_host(host)}:{http.port}"
-        tasks = Tasks("web")
-        self._stack.push_async_callback(tasks.close)
-        tasks.spawn(watch_loop_lag(admin), "loop-lag")
+    async def _begin_sweep(self) -> None:
+        """The sweep, if there can be anything to remove; it must begin before anything is served."""
+        handle = self._handle("orphans", self.runtime)
+        self._stack.push_async_callback(handle.close)
+        sweep = OrphanSweep(self.runtime.clock, handle, self.ledgers, self.config.managed_ledger.orphan_sweep_minutes)
+        if await sweep.begin():
+            self._sweep = sweep
 
     async def _lock_data_dir(self) -> None:
         path, files = self.config.storage.path, self.runtime.files

@@ -193,6 +193,8 @@ def partitioned_stats(parts: dict[str, Json], partitions: int, per_partition: bo
             _add(into, subscription)
             into["consumers"] += subscription["consumers"]
     total["averageMsgSize"] = total.get("bytesInCounter", 0) / (total.get("msgInCounter", 0) or 1)
+    owners = {stats["ownerBroker"] for stats in parts.values()}
+    total["ownerBroker"] = owners.pop() if len(owners) == 1 else None
     total["metadata"] = {"partitions": partitions, "deleted": False}
     total["partitions"] = parts if per_partition else {}
     return total

@@ -11,6 +11,8 @@ import msgspec
 import pytest
 
 from braid.broker.config import BrokerConfig
+from braid.broker.ownership import Found, Ownership
+from braid.broker.registry import BrokerInfo
 from braid.broker.server import BrokerServer
 from braid.broker.service import BrokerService
 from braid.broker.topic import Topic
@@ -26,6 +28,7 @@ from braid.metadata.backends import memory as memory_metadata
 from braid.model.names import NamespaceName, TopicName
 from braid.runtime.env import Runtime
 from braid.testing.clock import ManualClock
+from braid.testing.pausable import PausableClock
 from braid.testing.raw_client import RawClient
 
 PUBLIC = NamespaceName.parse("public/default")
@@ -74,19 +77,66 @@ class FlakyLedgers(memory_ledgers.MemoryLedgerStore):
         self._confirm()
 
 
+class Believer:
+    """The ownership of a broker that takes everything for its own: what is left to protect a log then is the log."""
+
+    def __init__(self, service: BrokerService) -> None:
+        self._service = service
+        self.incarnation = "believer"
+        self.broker_id = ""
+
+    async def start(self, me: BrokerInfo) -> None:
+        self._me = me
+        self.broker_id = me.broker_id
+
+    def owns(self, topic: TopicName) -> bool:
+        return True
+
+    async def owner_of(self, topic: TopicName) -> BrokerInfo:
+        return self._me
+
+    async def find(self, topic: TopicName, *, authoritative: bool = False) -> Found:
+        await self._service.namespaces.policies(topic.namespace)
+        return Found(self._me, True, True)
+
+    async def forget(self, namespace: NamespaceName) -> None:
+        pass
+
+    async def leave(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    def kill(self) -> None:
+        pass
+
+
 class Broker:
     """One broker of the world, with its own metadata session and socket."""
 
-    def __init__(self, world: World, config: BrokerConfig, logs: ManagedLedgerConfig) -> None:
-        runtime = Runtime(clock=world.clock)
-        handle = world.metadata.handle(f"broker-{len(world.brokers)}")
+    def __init__(self, world: World, config: BrokerConfig, logs: ManagedLedgerConfig, *, believes: bool) -> None:
+        self.clock = PausableClock(world.clock)
+        runtime = Runtime(clock=self.clock)
+        handle = world.metadata.handle(f"broker-{len(world.brokers)}", clock=self.clock)
         resolver = SingleStore(world.ledgers)
         factory = ManagedLedgerFactory(runtime, handle, resolver, logs, EntryCache(logs.cache_bytes))
         self.service = BrokerService(runtime, config, handle, factory, SchemaStorage(runtime, handle, resolver))
+        if believes:
+            self.service.ownership = Believer(self.service)  # type: ignore[assignment]
         self.server = BrokerServer(self.service)
         self.is_down = False
         self._handle = handle
         self._world = world
+
+    @property
+    def ownership(self) -> Ownership:
+        return self.service.ownership
+
+    @property
+    def bundles(self) -> list[str]:
+        """Bundles of public/default that it owns."""
+        return [str(bundle) for bundle in self.ownership.owned().get(PUBLIC, [])]
 
     @property
     def url(self) -> str:
@@ -105,8 +155,10 @@ class Broker:
             await self._handle.close()
 
     async def kill(self) -> None:
-        """Gone without any clean-up: nothing is flushed, closed or told to anybody."""
+        """Gone without any clean-up: nothing is flushed, closed or told to anybody. Its session ends at once, so that a test
+        which is about something else need not wait for it."""
         self.is_down = True
+        self.service.ownership.kill()
         self.server._listener.close()  # type: ignore[union-attr]
         for topic in self.service.topics.values():
             for info in topic.log.infos:
@@ -124,6 +176,7 @@ class Broker:
             await asyncio.sleep(0)
         while self.server.connections:  # noqa: ASYNC110 - the loop's own work, no event tells
             await asyncio.sleep(0)
+        await self._handle.close()
 
     def topic(self, name: str) -> Topic:
         """A loaded topic."""
@@ -149,10 +202,10 @@ class World:
         self.ledgers = FlakyLedgers(runtime)
         self.metadata = await memory_metadata.open_store(runtime)
 
-    async def broker(self, logs: ManagedLedgerConfig | None = None, **settings: Any) -> Broker:
-        """Start a broker; settings of section `[broker]` by name."""
+    async def broker(self, logs: ManagedLedgerConfig | None = None, *, believes: bool = False, **settings: Any) -> Broker:
+        """Start a broker; settings of section `[broker]` by name. One that `believes` takes every topic for its own."""
         config = msgspec.structs.replace(BrokerConfig(port=0), **settings)
-        broker = Broker(self, config, logs or ManagedLedgerConfig())
+        broker = Broker(self, config, logs or ManagedLedgerConfig(), believes=believes)
         await broker.server.__aenter__()
         self.brokers.append(broker)
         return broker

@@ -235,7 +235,7 @@ async def test_a_topic_fenced_while_it_was_loaded_is_not_served(world: Any, unti
     await until(lambda: made)
     for _ in range(20):
         await asyncio.sleep(0)
-    rival = await world.broker()
+    rival = await world.broker(believes=True)
     await rival.service.topic(TopicName.parse(TOPIC), create=False)
     with pytest.raises(BraidError):
         await made[0].check_owner()

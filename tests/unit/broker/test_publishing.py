@@ -635,7 +635,7 @@ async def test_adds_refused_while_ledgers_change_are_sent_again(world: Any) -> N
 @pytest.mark.inv("INV2")
 async def test_a_log_taken_over_refuses_the_stale_owner_and_its_clients_come_back(world: Any) -> None:
     """Two brokers own one topic one after the other; the first does not know yet."""
-    stale, owner = await world.broker(), await world.broker()
+    stale, owner = await world.broker(believes=True), await world.broker(believes=True)
     client, other = await stale.client(), await owner.client()
     await client.producer(TOPIC, name="p")
     await client.subscribe(TOPIC, permits=100)
@@ -660,7 +660,7 @@ async def test_a_log_taken_over_refuses_the_stale_owner_and_its_clients_come_bac
 
 @pytest.mark.inv("INV2")
 async def test_a_stale_owner_learns_it_from_an_acknowledgment_too(world: Any, until: Any) -> None:
-    stale, owner = await world.broker(), await world.broker()
+    stale, owner = await world.broker(believes=True), await world.broker(believes=True)
     client = await stale.client()
     await client.producer(TOPIC)
     await client.subscribe(TOPIC, permits=100)

@@ -73,6 +73,7 @@ class Life:
     async def start_broker(self) -> None:
         broker = await self.world.broker(
             self.logs,
+            believes=True,
             deduplication=self.dedup,
             deduplication_snapshot_entries=self.random.choice([2, 10, 1000]),
             retention_check_seconds=5.0,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import httpx
 
 import braid
+from braid.broker.config import BrokerConfig
 from braid.testing.broker import BackgroundBroker
+from braid.web.config import StandaloneConfig
 
 
 def samples(text: str) -> dict[str, float]:
@@ -38,7 +40,7 @@ def test_counters_and_gauges_follow_the_traffic(braid_broker: BackgroundBroker) 
     assert seen["braid_storage_writable"] == 1
     assert "braid_event_loop_lag_seconds" in seen
     assert seen["process_resident_memory_bytes"] > 0
-    backlog = labels.replace("topic=", 'subscription="s",topic=')
+    backlog = f'{labels[:-1]},subscription="s"}}'
     assert seen[f"pulsar_subscription_back_log{backlog}"] == 2
 
 
@@ -52,3 +54,40 @@ def test_hostile_names_stay_inside_their_label(braid_broker: BackgroundBroker) -
     text = braid_broker.run(work())
     assert 'evil"}' not in text
     assert 'evil\\"} 1 \\\\ fake_metric 2' in text
+
+
+def test_with_too_many_topics_only_namespaces_have_lines() -> None:
+    config = StandaloneConfig(broker=BrokerConfig(metrics_max_topics=2))
+    with BackgroundBroker(config=config) as broker:
+
+        async def scrape(topic: str) -> dict[str, float]:
+            async with braid.connect(broker.service_url) as client:
+                await client.consumer(topic, "s")
+                async with httpx.AsyncClient(base_url=broker.http_url) as http:
+                    return samples((await http.get("/metrics")).text)
+
+        broker.run(scrape("one"))
+        few = broker.run(scrape("two"))
+        many = broker.run(scrape("three"))
+    namespace = '{cluster="standalone",namespace="public/default"}'
+    assert few[f"pulsar_topics_count{namespace}"] == 2
+    assert many[f"pulsar_topics_count{namespace}"] == 3
+    assert len([name for name in few if 'topic="' in name and name.startswith("pulsar_storage_size{")]) == 2
+    assert [name for name in many if 'topic="' in name or 'subscription="' in name] == []
+    assert (few["braid_topics_without_metrics"], many["braid_topics_without_metrics"]) == (0, 3)
+
+
+def test_ownership_lookups_and_the_session_are_shown(braid_broker: BackgroundBroker) -> None:
+    async def work() -> dict[str, float]:
+        async with httpx.AsyncClient(base_url=braid_broker.http_url) as http:
+            await http.get("/lookup/v2/topic/persistent/public/default/t")
+            return samples((await http.get("/metrics")).text)
+
+    seen = braid_broker.run(work())
+    assert seen["pulsar_lb_bundles_count"] == 1
+    assert seen["braid_owned_namespaces"] == 1
+    assert seen["pulsar_broker_lookup_answers_total"] == 1
+    assert seen["pulsar_broker_lookup_redirects_total"] == 0
+    assert seen["braid_metadata_session_down"] == 0
+    assert seen["braid_is_draining"] == 0
+    assert seen["braid_admin_requests_total"] == 1

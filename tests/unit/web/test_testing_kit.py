@@ -106,9 +106,9 @@ sys.meta_path.insert(0, Hidden())
 def test_a_user_without_the_server_extra_is_told_what_to_install(tmp_path: Path, hidden: list[str]) -> None:
     (tmp_path / "hiding.py").write_text(HIDING.format(names=hidden))
     (tmp_path / "test_users.py").write_text("def test_plain(): pass\ndef test_broker(braid_broker): pass\n")
+    without = ["hypothesispytest", "schemathesis", "cacheprovider"]  # the first two need one of the packages themselves
     ran = subprocess.run(
-        # without hypothesis, which needs one of the packages itself
-        [sys.executable, "-m", "pytest", "-p", "hiding", "-p", "no:hypothesispytest", "-p", "no:cacheprovider", tmp_path],
+        [sys.executable, "-m", "pytest", "-p", "hiding", *(f"-pno:{each}" for each in without), tmp_path],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,

@@ -34,15 +34,17 @@ def partitioned_metadata_failed(body: messages.CommandPartitionedTopicMetadata, 
 
 
 async def lookup(connection: BrokerConnection, body: messages.CommandLookupTopic) -> None:
-    """This broker owns every topic: the answer is its own address."""
+    """Connect to this broker, or ask another. Neither creates nor loads the topic."""
     name = TopicName.parse(body.topic)
     check_served(name)
-    await connection.service.namespaces.policies(name.namespace)
     if body.advertised_listener_name:
         # Clients look for these words, so they are upstream's.
         raise NotReady(f"the broker do not have {body.advertised_listener_name} listener")
-    url = connection.service.service_url
-    connection.link.write(replies.lookup(body.request_id, LookupResult.CONNECT, url, authoritative=True))
+    found = await connection.service.ownership.find(name, authoritative=body.authoritative)
+    result = LookupResult.CONNECT if found.is_mine else LookupResult.REDIRECT
+    connection.service.lookups += 1
+    connection.service.lookup_redirects += not found.is_mine
+    connection.link.write(replies.lookup(body.request_id, result, found.broker.service_url, authoritative=found.authoritative))
 
 
 def lookup_failed(body: messages.CommandLookupTopic, failure: BraidError) -> bytes:

@@ -7,7 +7,8 @@
         def make_world(self) -> Callable[[], StoreWorld]:
             return MyWorld  # a class with the methods of StoreWorld
 
-Needs pytest, hypothesis and pytest-asyncio in auto mode. Elections, link cuts and recorded histories are suites of their own.
+Needs pytest, hypothesis and pytest-asyncio in auto mode. Bad links are played by `braid.testing.faulty_metadata`, the same for
+every backend; elections, locks and claims run on the store under test. Recorded histories are a suite of their own.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from braid.testing.conformance.metadata_claims import ClaimCases
+from braid.testing.conformance.metadata_elections import ElectionCases
+from braid.testing.conformance.metadata_faults import FaultCases
 from braid.testing.conformance.metadata_kill import kill_round
 from braid.testing.conformance.metadata_listings import ListingCases
+from braid.testing.conformance.metadata_locks import LockCases
 from braid.testing.conformance.metadata_model import ModelCases
 from braid.testing.conformance.metadata_records import RecordCases
 from braid.testing.conformance.metadata_sessions import SessionCases
@@ -27,7 +32,9 @@ from braid.testing.conformance.metadata_world import EngineWorld, StoreWorld
 __all__ = ["EngineWorld", "MetadataStoreConformance", "StoreWorld", "kill_round"]
 
 
-class MetadataStoreConformance(RecordCases, ListingCases, SessionCases, WatchCases, ModelCases):
+class MetadataStoreConformance(
+    RecordCases, ListingCases, SessionCases, WatchCases, ModelCases, FaultCases, ElectionCases, LockCases, ClaimCases
+):
     """Subclass it and say how a world is made."""
 
     @pytest.fixture

@@ -7,19 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from braid.metadata.api import Delete, Event, MetadataStore, Put, Record, Synced
 from braid.metadata.engine import Engine
 from braid.metadata.handle import Handle
-from braid.runtime.clock import Timer
+from braid.runtime.clock import Clock, Timer
 from braid.runtime.env import Runtime
+from braid.runtime.tasks import Tasks
+
+T = TypeVar("T")
 
 PATIENCE = 20.0
 """Seconds after which something that must happen is declared missing."""
+TURNS = 10
+"""Loop turns for tasks that a timer woke."""
+STEP = 0.1
+"""Seconds of the world's time between two looks."""
 
 
 class StoreWorld(Protocol):
@@ -30,12 +37,25 @@ class StoreWorld(Protocol):
     refuses_wrong_partition: bool
     """Naming another partition than a record's own is an error rather than a miss."""
 
+    @property
+    def clock(self) -> Clock:
+        """The clock of the handles' holders."""
+        ...
+
     async def handle(self) -> MetadataStore:
         """A new handle: a session of its own on the store."""
         ...
 
     async def pause(self, handle: MetadataStore, seconds: float) -> None:
         """Stop the heartbeat of one handle for so long, then let it go on; the others stay healthy."""
+        ...
+
+    async def kill(self, handle: MetadataStore) -> None:
+        """The holder of a handle dies without a word: its heartbeat stops for good."""
+        ...
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass; whatever falls due happens."""
         ...
 
     async def restart(self) -> None:
@@ -99,10 +119,15 @@ class EngineWorld:
 
     def __init__(self, open_engine: Callable[[Runtime], Awaitable[Engine]], *, is_durable: bool) -> None:
         self.is_durable = is_durable
-        self.clock = SteppedClock()
+        self._clock = SteppedClock()
         self._open = open_engine
         self._count = 0
         self.engine: Engine | None = None
+        self._ticker: Handle | None = None
+
+    @property
+    def clock(self) -> SteppedClock:
+        return self._clock
 
     async def root(self) -> Engine:
         if self.engine is None:
@@ -116,8 +141,23 @@ class EngineWorld:
     async def pause(self, handle: MetadataStore, seconds: float) -> None:
         assert isinstance(handle, Handle)
         handle.pause_heartbeat()
-        self.clock.advance(seconds)
+        self._clock.advance(seconds)
         handle.resume_heartbeat()
+
+    async def kill(self, handle: MetadataStore) -> None:
+        assert isinstance(handle, Handle)
+        handle.pause_heartbeat()
+
+    async def advance(self, seconds: float) -> None:
+        self._clock.advance(seconds)
+        for _turn in range(TURNS):
+            await asyncio.sleep(0)
+        # What the timers set off has been handed to the store by now; wait until it is durable, which takes real time.
+        if self._ticker is None:
+            self._ticker = (await self.root()).handle("ticker")
+        await self._ticker.put("/conformance-tick", b"")
+        for _turn in range(TURNS):
+            await asyncio.sleep(0)
 
     async def restart(self) -> None:
         await self.close()
@@ -126,7 +166,7 @@ class EngineWorld:
     async def close(self) -> None:
         if self.engine is not None:
             await self.engine.close()
-            self.engine = None
+            self.engine = self._ticker = None
 
 
 class Fold:
@@ -170,6 +210,26 @@ async def folded(watch: object) -> AsyncIterator[Fold]:
     """Enter a watch and fold it."""
     async with watch as events:  # type: ignore[attr-defined]
         yield Fold(events)
+
+
+async def until(world: StoreWorld, happened: Callable[[], bool], *, step: float = STEP) -> float:
+    """Let the world's time pass until something has happened; returns how much passed."""
+    begin = world.clock.monotonic()
+    async with asyncio.timeout(PATIENCE):
+        while not happened():
+            await world.advance(step)
+    return world.clock.monotonic() - begin
+
+
+async def while_time_passes(world: StoreWorld, work: Coroutine[Any, Any, T]) -> T:
+    """Await something that needs the world's time to move."""
+    task = Tasks("case").spawn(work, "work")
+    try:
+        await until(world, task.done)
+    finally:
+        task.cancel()
+    result: T = task.result()
+    return result
 
 
 async def collect(items: AsyncIterator[Record]) -> list[Record]:

@@ -25,6 +25,7 @@ from braid.ledger.backends.local.writer import LocalLedgerWriter
 from braid.ledger.config import LocalSettings
 from braid.runtime.clock import Clock, Timer
 from braid.runtime.files import FileSystem
+from braid.runtime.slow import SlowOperations
 from braid.runtime.threads import Worker
 
 log = logging.getLogger(__name__)
@@ -104,6 +105,7 @@ class GroupCommit:
         journal: Journal,
         worker: Worker,
         clock: Clock,
+        slow: SlowOperations,
         files: FileSystem,
         path: Path,
         settings: LocalSettings,
@@ -114,6 +116,8 @@ class GroupCommit:
         self._journal = journal
         self._worker = worker
         self._clock = clock
+        self._slow = slow
+        self._began = 0.0
         self._files = files
         self._path = path
         self._settings = settings
@@ -206,6 +210,7 @@ class GroupCommit:
         elif not self.is_held:
             self._is_busy = True
             self._writing = items = self._take()
+            self._began = self._clock.monotonic()
             mark, self.mark = self.mark, b""
             self._worker.post(partial(write_group, self._journal, items, mark), self._written)
 
@@ -256,6 +261,9 @@ class GroupCommit:
             self._next()
             return
         self._writing = []
+        took = self._clock.monotonic() - self._began
+        if took >= self._slow.threshold:
+            self._slow.note("ledger flush", f"a group of {group.entries} entries in {self._path}", took)
         for writer, run in group.runs.items():
             writer.last_confirmed = writer.state.grow(run)
         self._on_confirmed(group)

@@ -91,6 +91,7 @@ class LocalLedgerStore:
             self._journal,
             journal_worker,
             runtime.clock,
+            runtime.slow,
             runtime.files,
             path,
             settings,

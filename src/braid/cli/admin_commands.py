@@ -1,0 +1,219 @@
+"""The commands `braid <noun> <verb>`, made from the operations of the admin API and the methods of `AdminClient`.
+
+A command's name, help and example come from its `Operation`, its arguments and options from the signature of the method: what
+the method takes by position is an argument, what it takes by keyword is an option. A few verbs do more than one call and are
+written out in `admin_work`. Owns asking before something is destroyed, and how a failure of the admin API is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, get_type_hints
+
+import typer
+import typer.main
+
+from braid.cli import admin_work
+from braid.cli.admin_groups import DEFAULT_URL, HELP_OPTIONS, Output, Timeout, Url, Yes
+from braid.cli.admin_output import done, note, show
+from braid.cli.admin_values import message_id_of, pairs_of, start_of, target_of
+from braid.client import admin, admin_namespaces, admin_topics
+from braid.client.admin import AdminClient
+from braid.client.operations import OPERATIONS, Operation, operations_of
+from braid.errors import ConfigError, ConnectFailed, NotFound
+from braid.runtime.clock import SystemClock
+
+Work = Callable[..., Awaitable[Any]]
+Parameters = list[inspect.Parameter]
+CLASSES: dict[str, type] = {
+    "clusters": admin.Clusters,
+    "tenants": admin.Tenants,
+    "namespaces": admin_namespaces.Namespaces,
+    "topics": admin_topics.Topics,
+    "subscriptions": admin_topics.Subscriptions,
+    "brokers": admin.Brokers,
+    "bundles": admin.Bundles,
+}
+HELP = {
+    "topic": "Topic, such as orders or persistent://tenant/namespace/orders.",
+    "topics": "Topics, such as orders or persistent://tenant/namespace/orders.",
+    "namespace": "Namespace, such as tenant/namespace.",
+    "tenant": "Name of the tenant.",
+    "cluster": "Name of the cluster.",
+    "clusters": "Cluster the tenant may use; may be repeated. None: all.",
+    "subscription": "Name of the subscription.",
+    "bundle": "Bundle, such as 0x00000000_0x40000000.",
+    "broker": "Id of the broker: host:port of its admin API.",
+    "role": "Name of the role.",
+    "actions": "produce, consume, functions, sources, sinks or packages; may be repeated.",
+    "admin_roles": "Role that may administer the tenant; may be repeated.",
+    "partitions": "Number of partitions; 0 is a plain topic.",
+    "properties": "Property as key=value; may be repeated.",
+    "key": "Name of the property.",
+    "force": "Even if producers or consumers are attached.",
+    "at": "Where it begins: earliest, latest, or a message id such as 7:42.",
+    "to": "earliest, latest, a message id (7:42), an age (90m, 12h, 2d), or a time (2026-01-31T12:00:00Z).",
+    "excluded": "Go behind the message, not to it.",
+    "count": "How many.",
+    "position": "Which message; 1 is the next one.",
+    "seconds": "Age in seconds.",
+    "message_id": "Message id as ledger:entry, such as 7:42.",
+    "bundles": "Number of bundles; the broker's setting if not given.",
+    "minutes": "Time in minutes; -1 is no limit.",
+    "megabytes": "Size in megabytes; -1 is no limit.",
+    "disable": "Switch it off.",
+    "per_partition": "Also show each partition.",
+    "strategy": "BACKWARD, FORWARD, FULL, each also _TRANSITIVE; ALWAYS_COMPATIBLE, ALWAYS_INCOMPATIBLE or UNDEFINED.",
+    "service_url": "Address of the cluster's admin API.",
+    "broker_service_url": "Address of the cluster's brokers, pulsar://host:port.",
+    "unload": "Give the halves away at once.",
+}
+REPEATED = {"properties": "--property", "actions": "--action", "admin_roles": "--admin-role", "clusters": "--cluster"}
+"""Options that may be given several times."""
+SPECIAL: Mapping[tuple[str, str], Work] = {
+    ("topics", "delete"): admin_work.delete_topics,
+    ("subscriptions", "peek"): admin_work.peek,
+    ("brokers", "drain"): admin_work.drain,
+}
+"""Commands that are more than one method of `AdminClient`; they take the client first."""
+
+
+def verbs(noun: str) -> list[str]:
+    """The commands of a noun, in the order of the table."""
+    return list(dict.fromkeys(each.verb for each in OPERATIONS if each.noun == noun))
+
+
+def make(noun: str, verb: str) -> Any:
+    """The command behind a noun and verb; None if there is none."""
+    found = operations_of(noun, verb)
+    if not found:
+        return None
+    operation = found[0]
+    single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    example = f"Example: braid {operation.name} {operation.example}".rstrip()
+    single.command(verb, help=operation.summary, epilog=example, context_settings=HELP_OPTIONS)(_command(operation))
+    return typer.main.get_command(single)
+
+
+def method_of(operation: Operation[Any]) -> str:
+    """The method of `AdminClient.<noun>` behind a verb."""
+    return operation.verb.replace("-", "_")
+
+
+def _command(operation: Operation[Any]) -> Callable[..., None]:
+    """A function with the signature that the command line shall have."""
+    work = SPECIAL.get((operation.noun, operation.verb)) or getattr(CLASSES[operation.noun], method_of(operation))
+    is_special = (operation.noun, operation.verb) in SPECIAL
+    own = list(inspect.signature(work).parameters.values())[1:]
+    hints = get_type_hints(work)
+
+    def command(**values: Any) -> None:
+        url, output, timeout = values.pop("url"), values.pop("output"), values.pop("timeout")
+        if output not in ("text", "json"):
+            raise ConfigError(f"--output must be one of text, json, not {output!r}.")
+        if operation.is_destructive:
+            _confirm(operation, values, values.pop("yes"))
+        arguments = {name: _value(name, value) for name, value in values.items()}
+
+        async def run() -> Any:
+            async with AdminClient(url, timeout=timeout) as client:
+                target = client if is_special else getattr(client, operation.noun)
+                positional = [arguments.pop(each.name) for each in own if each.kind is each.POSITIONAL_OR_KEYWORD]
+                return await work(target, *positional, **arguments)
+
+        is_json = output == "json"
+        result = _run(operation, run())
+        if result is None and hints["return"] in (None, type(None)):
+            done(operation.name, values, is_json=is_json)
+        elif result is None and not is_json:
+            note("Not set: the broker's setting applies.")
+        elif result in ([], {}) and not is_json:
+            note(f"No {operation.noun} found." if operation.verb == "list" else "Nothing found.")
+        else:
+            show(result, is_json=is_json)
+
+    parameters = [_parameter(each, hints[each.name]) for each in own]
+    parameters += [_option("yes", Yes, False)] if operation.is_destructive else []
+    parameters += [_option("url", Url, DEFAULT_URL), _option("output", Output, "text"), _option("timeout", Timeout, 30.0)]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    command.__name__ = f"{operation.noun}_{method_of(operation)}"
+    return command
+
+
+def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _parameter(given: inspect.Parameter, hint: Any) -> inspect.Parameter:
+    """The argument or option for a parameter of a method."""
+    kind, is_many = _kind(given.name, hint)
+    text = HELP[given.name]
+    default = ... if given.default is given.empty else given.default
+    if is_many and default in (None, ()):
+        default = []
+    info: Any
+    if given.kind is given.POSITIONAL_OR_KEYWORD:
+        info = typer.Argument(default, help=text)
+    else:
+        flag = REPEATED.get(given.name, f"--{given.name.replace('_', '-')}")
+        info = typer.Option(default, f"{flag}/--no-{flag[2:]}" if default is True else flag, help=text)
+    return inspect.Parameter(given.name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=kind)
+
+
+def _kind(name: str, hint: Any) -> tuple[Any, bool]:
+    """The type on the command line, and whether there can be several values."""
+    if name in REPEATED or name == "topics":
+        return list[str], True
+    if hint in (str, int, bool, int | None, str | None):
+        return hint, False
+    return str, False
+
+
+def _value(name: str, value: Any) -> Any:
+    """What the method takes, from what the user wrote."""
+    if name == "properties":
+        return pairs_of(value)
+    if name == "at":
+        return start_of(value)
+    if name == "to":
+        return target_of(value, SystemClock().now_ms())
+    return message_id_of(value) if name == "message_id" else value
+
+
+def _confirm(operation: Operation[Any], values: Mapping[str, Any], is_sure: bool) -> None:
+    """Ask before something is lost; refuse if nobody can be asked."""
+    if is_sure:
+        return
+    told = [value for value in values.values() if value and value is not True]
+    named = " ".join(" ".join(value) if isinstance(value, list) else str(value) for value in told)
+    if not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigError(f"braid {operation.name} {named}: this cannot be undone; add --yes to do it without being asked.")
+    if not typer.confirm(f"{operation.summary} This cannot be undone: {named}. Go on?", err=True):
+        note("Nothing was done.")
+        raise typer.Exit(1)
+
+
+def _run(operation: Operation[Any], work: Coroutine[Any, Any, Any]) -> Any:
+    """Run the calls of a command; errors say what a user of the command line can do."""
+    try:
+        return asyncio.run(work)
+    except ConnectFailed as error:
+        raise ConnectFailed(f"{error.message} (--url or BRAID_ADMIN_URL)") from error
+    except NotFound as error:
+        if "does not exist" not in error.message:
+            raise
+        raise NotFound(f"{error.message.rstrip('.')}. {_where_to_look(operation)}") from error
+
+
+def _where_to_look(operation: Operation[Any]) -> str:
+    listing = {
+        "topics": "braid topics list TENANT/NAMESPACE",
+        "subscriptions": "braid subscriptions list TOPIC",
+        "namespaces": "braid namespaces list TENANT",
+        "bundles": "braid bundles list TENANT/NAMESPACE",
+    }
+    return f"`{listing.get(operation.noun, f'braid {operation.noun} list')}` shows what there is."

@@ -1,0 +1,82 @@
+"""Admin commands that are more than one call: many topics, several messages, a broker emptied step by step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from braid.cli.admin_output import note
+from braid.cli.progress import Steps
+from braid.client.admin import AdminClient
+from braid.client.admin_types import StoredMessage
+from braid.errors import BraidError, DeadlineExceeded, NotFound, RequestError
+from braid.model.names import TopicName
+from braid.runtime.clock import SystemClock
+
+POLL_SECONDS = 0.5
+
+
+async def delete_topics(client: AdminClient, topics: Sequence[str], *, force: bool = False) -> None:
+    """Delete topics one after the other; those that fail are told at the end and do not stop the others."""
+    names = list(dict.fromkeys(str(TopicName.parse(each)) for each in topics))
+    steps = Steps(SystemClock(), "deleted", len(names))
+    failures: list[BraidError] = []
+    for number, name in enumerate(names, 1):
+        try:
+            await client.topics.delete(name, force=force)
+        except RequestError as error:
+            failures.append(error)
+            if len(names) > 1:
+                note(f"{name}: {error.message}")
+        except BraidError:
+            if number > 1:
+                note(f"{number - 1 - len(failures)} of {len(names)} topics were deleted before this:")
+            raise
+        steps.at(number)
+    steps.end()
+    if len(names) == 1 and failures:
+        raise failures[0]
+    if failures:
+        raise RequestError(f"{len(failures)} of {len(names)} topics were not deleted; see above.")
+
+
+async def peek(client: AdminClient, topic: str, subscription: str, *, position: int = 1, count: int = 1) -> list[StoredMessage]:
+    """Up to `count` messages from `position` on; fewer if there are no more."""
+    found: list[StoredMessage] = []
+    for number in range(position, position + count):
+        try:
+            found.append(await client.subscriptions.peek(topic, subscription, number))
+        except NotFound:
+            if not found:
+                raise
+            break
+    return found
+
+
+async def drain(client: AdminClient, broker: str) -> None:
+    """Let a broker give everything away, and say how far it is until it has nothing left."""
+    clock = SystemClock()
+    total = len(await client.brokers.owned(broker))
+    steps = Steps(clock, "bundles given away:", total)
+
+    async def watch() -> None:
+        while True:
+            await clock.sleep(POLL_SECONDS)
+            steps.at(total - len(await client.brokers.owned(broker)))
+
+    failure: BraidError | None = None
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(watch())
+        try:
+            await client.brokers.drain(broker)
+        except BraidError as error:
+            failure = error
+        watching.cancel()
+    steps.end()
+    if isinstance(failure, DeadlineExceeded):
+        left = len(await client.brokers.owned(broker))
+        raise DeadlineExceeded(
+            f"{broker} still has {left} of {total} bundles and goes on giving them away; ask again, or give it more --timeout."
+        )
+    if failure is not None:
+        raise failure

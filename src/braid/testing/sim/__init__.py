@@ -1,0 +1,1 @@
+"""Deterministic simulation: brokers, stores and clients in one thread, under virtual time, from one seed."""

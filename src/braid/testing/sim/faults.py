@@ -1,0 +1,264 @@
+"""`Nemesis`: what goes wrong in a run. Each seed draws which faults it may use (swarm) and then when and where.
+
+Every fault is written to the history before it happens and ends by itself or by `heal`, after which the world is sound again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from braid.errors import BraidError, Closed
+from braid.model.names import TopicName
+from braid.runtime.env import Random
+from braid.testing.sim.loop import Node
+from braid.testing.sim.world import PORT, SESSION_SECONDS, World
+
+NETWORK = ("reset", "half-open", "partition", "clog")
+PROCESS = ("kill", "pause", "expire")
+STORAGE = ("power-cut", "disk-stall", "disk-full", "disk-error", "sync-error")
+STORE = ("store-refuses", "store-unknown", "store-conflict", "store-slow", "watch-loss", "watch-lag")
+CLIENTS = ("client-crash",)
+ALLOCATOR = ("low-ledger-id",)
+OWNERSHIP = ("unload", "drain", "usurp")
+
+
+class Nemesis:
+    """Breaks things at random moments until it is told to heal."""
+
+    def __init__(
+        self,
+        world: World,
+        rng: Random,
+        faults: tuple[str, ...],
+        *,
+        clients: Callable[[], list[str]],
+        crash: Callable[[str], None],
+        pausable: Callable[[], list[Node]] | None = None,
+    ) -> None:
+        """`clients` can be crashed by name; `pausable` are the nodes that can be paused, the brokers' unless told."""
+        self.enabled = tuple(fault for fault in faults if rng.random() < 0.5) or (rng.choice(faults),)
+        self.count = 0
+        self._world = world
+        self._rng = rng
+        self._clients = clients
+        self._crash = crash
+        self._pausable = pausable or (lambda: [broker.node for broker in world.brokers])
+        self._pace = rng.choice((0.4, 1.0, 2.5))
+        self._acts: dict[str, Callable[[], Any]] = {
+            "reset": self._reset,
+            "half-open": self._half_open,
+            "partition": self._partition,
+            "clog": self._clog,
+            "kill": self._kill,
+            "pause": lambda: self._pause(self._rng.uniform(0.2, 6.0)),
+            "expire": lambda: self._pause(SESSION_SECONDS * self._rng.uniform(1.05, 1.6)),
+            "power-cut": self._power_cut,
+            "disk-stall": self._stall,
+            "disk-full": self._disk_full,
+            "disk-error": lambda: self._disk_error("append", errno.EIO),
+            "sync-error": lambda: self._disk_error("sync", errno.EIO),
+            "store-refuses": lambda: self._trouble(unavailable=0.3),
+            "store-unknown": lambda: self._trouble(unknown_applied=0.1, unknown_dropped=0.1, unknown_late=0.1),
+            "store-conflict": lambda: self._trouble(conflict=0.3),
+            "store-slow": lambda: self._trouble(delay=1.0),
+            "watch-loss": lambda: self._trouble(drop_every=3),
+            "watch-lag": lambda: self._trouble(watch_lag=3.0),
+            "client-crash": self._client_crash,
+            "low-ledger-id": self._low_id,
+            "unload": self._unload,
+            "drain": self._drain,
+            "usurp": self._usurp,
+        }
+        world.history.add("world", "info", "swarm", [list(self.enabled), self._pace])
+
+    async def run(self, seconds: float) -> None:
+        """Break things for so long, at least one."""
+        until = self._world.loop.time() + seconds
+        while True:
+            await asyncio.sleep(self._rng.expovariate(1 / self._pace))
+            if self._world.loop.time() >= until and self.count:
+                return
+            await self.act(self._rng.choice(self.enabled))
+
+    async def act(self, name: str) -> None:
+        """Do one fault."""
+        done = self._acts[name]()
+        if asyncio.iscoroutine(done):
+            await done
+
+    async def heal(self) -> None:
+        """End every fault and wait until all brokers serve."""
+        world = self._world
+        world.trouble.clear()
+        world.disk.capacity = 1 << 40
+        world.disk.clear_faults()
+        world.speed.stall_until = 0.0
+        world.fabric.heal_all()
+        await world.settle()
+        world.history.add("world", "info", "healed")
+
+    def _note(self, name: str, *details: Any) -> None:
+        self.count += 1
+        self._world.fault(name, *details)
+
+    def _later(self, seconds: float, callback: Callable[..., Any], *args: Any) -> None:
+        self._world.loop.call_later(seconds, callback, *args)
+
+    # Network
+
+    def _reset(self) -> None:
+        if ends := self._world.fabric.ends():
+            end = self._rng.choice(ends)
+            self._note("reset", end.host, end.peer.host)
+            end.reset()
+
+    def _half_open(self) -> None:
+        if ends := self._world.fabric.ends():
+            end = self._rng.choice(ends)
+            self._note("half-open", end.host, end.peer.host)
+            end.vanish()
+
+    def _pair(self) -> tuple[str, str]:
+        return self._rng.choice(self._clients()), f"broker-{self._broker()}"
+
+    def _partition(self) -> None:
+        pair, seconds = self._pair(), self._rng.uniform(0.1, 12.0)
+        self._note("partition", *pair, round(seconds, 3))
+        self._world.fabric.cut(*pair)
+        self._later(seconds, self._world.fabric.heal, *pair)
+
+    def _clog(self) -> None:
+        pair, late = self._pair(), self._rng.uniform(0.05, 2.0)
+        self._note("clog", *pair, round(late, 3))
+        self._world.fabric.clog(*pair, late)
+        self._later(self._rng.uniform(0.5, 6.0), self._world.fabric.clog, *pair, 0.0)
+
+    # Processes
+
+    def _broker(self) -> int:
+        return self._rng.randrange(len(self._world.brokers))
+
+    async def _kill(self) -> None:
+        number = self._broker()
+        silently = self._rng.random() < 0.3
+        self._note("kill", number, silently)
+        self._world.kill(number, silently=silently)
+        await asyncio.sleep(self._rng.uniform(0.0, 3.0))
+        if self._world.brokers[number].node.is_dead and not self._world.is_rebooting:
+            await self._world.restart(number)
+
+    def _pause(self, seconds: float) -> None:
+        node = self._rng.choice(self._pausable())
+        if node.is_paused or node.is_dead:
+            return
+        self._note("pause", node.name, round(seconds, 3))
+        node.is_paused = True
+        self._later(seconds, self._world.resume_node, node)
+
+    def _client_crash(self) -> None:
+        name = self._rng.choice(self._clients())
+        self._note("client-crash", name)
+        self._crash(name)
+
+    # Storage
+
+    async def _power_cut(self) -> None:
+        if not self._world.is_rebooting:
+            self._note("power-cut")
+            await self._world.power_cut()
+
+    def _stall(self) -> None:
+        seconds = self._rng.uniform(0.05, 3.0)
+        self._note("disk-stall", round(seconds, 3))
+        self._world.speed.stall_until = self._world.loop.time() + seconds
+
+    def _disk_full(self) -> None:
+        disk = self._world.disk
+        self._note("disk-full")
+        disk.capacity = disk.used_bytes() + self._rng.randint(0, 3000)
+        self._later(self._rng.uniform(0.2, 5.0), self._room_again)
+
+    def _room_again(self) -> None:
+        self._world.disk.capacity = 1 << 40
+
+    def _disk_error(self, operation: Any, code: int) -> None:
+        if self._rng.random() < 0.3:  # the whole process ends each time: not too often
+            name = self._rng.choice(("journal-", "metadata.log", ""))
+            self._note("disk-error", operation, name)
+            self._world.disk.fail(operation, name, code)
+
+    # The metadata store and the allocator
+
+    def _trouble(self, **strengths: float) -> None:
+        self._note("store", *strengths)
+        for what, strength in strengths.items():
+            setattr(self._world.trouble, what, strength)
+        self._later(self._rng.uniform(0.2, 6.0), self._world.trouble.clear)
+
+    def _low_id(self) -> None:
+        broker = self._world.brokers[self._broker()]
+        if broker.is_up:
+            self._note("low-ledger-id")
+            broker.ledgers.low_ids = True
+
+    # Ownership
+
+    def _unload(self) -> None:
+        """Move a bundle, to a given broker or to whoever is asked next."""
+        broker = self._world.brokers[self._broker()]
+        if not broker.is_up or broker.node.is_paused:
+            return
+        ownership = broker.service.ownership
+        owned = [(namespace, bundle) for namespace, bundles in ownership.owned().items() for bundle in bundles]
+        if not owned:
+            return
+        namespace, bundle = self._rng.choice(owned)
+        others = [f"broker-{each.number}:{PORT}" for each in self._world.brokers if each is not broker]
+        destination = self._rng.choice(others) if others and self._rng.random() < 0.5 else None
+        self._note("unload", broker.number, str(bundle), destination)
+        self._world.spawn(broker.node, _attempt(ownership.unload(namespace, bundle, destination=destination)), "unload")
+
+    def _usurp(self) -> None:
+        """Somebody opens a log that a broker serves."""
+        broker = self._world.brokers[self._broker()]
+        topics = sorted(broker.service.topics) if broker.is_up else []
+        if topics:
+            name = TopicName.parse(self._rng.choice(topics)).managed_ledger_name
+            self._note("usurp", broker.number, name)
+            self._world.usurp(name)
+
+    def _drain(self) -> None:
+        """A broker gives everything away and, after a while, takes part again."""
+        broker = self._world.brokers[self._broker()]
+        if not broker.is_up or broker.node.is_paused or len(self._world.brokers) == 1:
+            return
+        self._note("drain", broker.number)
+        ownership = broker.service.ownership
+        self._world.spawn(broker.node, _attempt(ownership.drain()), "drain")
+
+        def back() -> None:
+            if not broker.node.is_dead:
+                self._world.spawn(broker.node, _undrain(ownership), "undrain")
+
+        self._later(self._rng.uniform(0.5, 5.0), back)
+
+
+async def _attempt(work: Coroutine[Any, Any, Any]) -> None:
+    """An administrator's request; it may be refused."""
+    try:
+        await work
+    except (BraidError, Closed):
+        return
+
+
+async def _undrain(ownership: Any) -> None:
+    """Until it is accepted: a broker that stayed drained would leave nobody to serve."""
+    while True:
+        try:
+            await ownership.undrain()
+            return
+        except (BraidError, Closed):
+            await asyncio.sleep(0.5)
