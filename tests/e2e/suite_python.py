@@ -196,6 +196,8 @@ def run_round(folder: Path, label: str, levels: list[int], only: str) -> tuple[i
     passed = 0
     failed: set[str] = set()
     for level in levels:
+        if level == 4:  # a test of level 1 leaves a plain topic behind under the name of a partitioned one
+            delete_topics()
         for module, text in LEVELS[level].items():
             names = [name for name in text.split() if only in name]
             if not names:

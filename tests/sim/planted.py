@@ -88,7 +88,7 @@ PLANTS: dict[int, Plant] = {
     19: Plant(
         "fsync skipped on segment roll",
         "W1",
-        3,
+        17,
         ("C1", "start", "C3", "C12"),
         lambda: changed(Journal, "_begin", "self._files.sync_dir(self._directory)", "pass"),
     ),
@@ -99,11 +99,11 @@ PLANTS: dict[int, Plant] = {
         ("C2",),
         lambda: changed(BlockReader, "_entries", " or crc32c(entry) != block.crcs[at]", ""),
     ),
-    29: Plant("receipt sent before fsync", "W1", 0, ("C1", "start", "C3", "C12"), early_receipts),
+    29: Plant("receipt sent before fsync", "W1", 1, ("C1", "start", "C3", "C12"), early_receipts),
     33: Plant(
         "a lower ledger id accepted",
         "W1",
-        7,
+        5,
         ("C12", "C1", "C4"),
         lambda: changed(LogAppender, "_create_ledger", "if writer.ledger_id <= highest:", "if False:"),
     ),

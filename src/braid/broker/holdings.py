@@ -170,9 +170,10 @@ class Holdings:
                     self.moves += 1
 
     def lost(self, held: Held) -> None:
-        """The lock is not ours any more: somebody else may serve the bundle already. Idempotent."""
+        """The lock is not ours any more, or we cannot tell: somebody else may serve the bundle already. Idempotent."""
         if self._forget(held):
             self.losses += 1
+            self._locks.lose(held.lock)  # for good: a session that recovers must not leave a lock whose bundle nobody serves
             self._table.note_owner(held.key, None)
             self._host.abandon_bundle(held.namespace, held.bundle)
 

@@ -165,13 +165,34 @@ class Namespaces:
         policies = {"replication_clusters": [self._config.cluster_name], **policies, "bundles": bundles}
         await self._create(_namespace_key(name), policies, f"The namespace {name} already exists.")
 
-    async def delete_namespace(self, name: NamespaceName) -> None:
-        if not await self._store.delete(_namespace_key(name)):
-            raise NotFound(f"The namespace {name} does not exist.")
+    async def begin_deletion(self, name: NamespaceName) -> int:
+        """Mark a namespace, so that it takes no more topics; returns the version of the mark. Who creates a topic looks for the
+        mark after creating, who deletes looks for topics after marking: one of the two sees the other."""
 
-    async def policies(self, name: NamespaceName) -> Policies:
+        def mark(values: Json) -> None:
+            values["deleted"] = True
+
+        return await self.change_policies(name, mark)
+
+    async def finish_deletion(self, name: NamespaceName, mark: int) -> None:
+        """Remove a marked namespace, unless it was changed since."""
+        try:
+            await self._store.delete(_namespace_key(name), expected=mark)
+        except VersionConflict:
+            raise Conflict(f"The namespace {name} changed while it was deleted; try again.") from None
+
+    async def end_deletion(self, name: NamespaceName) -> None:
+        """It is not deleted after all."""
+        await self.set_policy(name, "deleted", None)
+
+    async def check_takes_topics(self, name: NamespaceName) -> None:
+        """Raise TopicNotFound if the namespace does not exist or is being deleted."""
+        if (await self.policies(name, fresh=True)).values.get("deleted"):
+            raise TopicNotFound(f"The namespace {name} is being deleted and takes no topics; if that ended early, repeat it.")
+
+    async def policies(self, name: NamespaceName, *, fresh: bool = False) -> Policies:
         """The namespace's policies; `TopicNotFound` is what clients are told when it is absent."""
-        record = await self._store.get(_namespace_key(name))
+        record = await self._store.get(_namespace_key(name), fresh=fresh)
         if record is None:
             raise TopicNotFound(f"The namespace {name} does not exist; create it, or check the spelling.")
         return Policies(_public(_decode(record)), self._config, record.version)
@@ -213,8 +234,8 @@ class Namespaces:
 
         await self.change_policies(name, change)
 
-    async def change_policies(self, name: NamespaceName, change: Callable[[Json], None]) -> None:
-        """Let `change` alter the policies as they are now; it may raise to leave them alone."""
+    async def change_policies(self, name: NamespaceName, change: Callable[[Json], None]) -> int:
+        """Let `change` alter the policies as they are now; it may raise to leave them alone. Returns the new version."""
         for _attempt in range(100):
             record = await self._store.get(_namespace_key(name), fresh=True)
             if record is None:
@@ -222,15 +243,14 @@ class Namespaces:
             values = _decode(record)
             change(values)
             try:
-                await self._store.put(record.key, _encode(values), expected=record.version)
+                return (await self._store.put(record.key, _encode(values), expected=record.version)).version
             except VersionConflict:
                 continue
-            return
         raise Conflict(f"The policies of {name} keep changing; try again.")
 
-    async def partitions(self, topic: TopicName) -> PartitionedTopic | None:
+    async def partitions(self, topic: TopicName, *, fresh: bool = False) -> PartitionedTopic | None:
         """The partitioned-topic record of `topic` (a base name), if it is partitioned."""
-        record = await self._store.get(_partitioned_key(topic))
+        record = await self._store.get(_partitioned_key(topic), fresh=fresh)
         return None if record is None else msgspec.json.decode(record.value, type=PartitionedTopic)
 
     async def create_partitioned(self, topic: TopicName, partitions: int, properties: dict[str, str] | None = None) -> None:
@@ -259,13 +279,23 @@ class Namespaces:
 
     async def set_partitioned_properties(self, topic: TopicName, change: Callable[[dict[str, str]], None]) -> None:
         """Let `change` alter the properties of a partitioned topic."""
+
+        def alter(current: PartitionedTopic) -> PartitionedTopic:
+            properties = dict(current.properties)
+            change(properties)
+            return msgspec.structs.replace(current, properties=properties)
+
+        await self._change_partitioned(topic, alter)
+
+    async def begin_partitioned_deletion(self, topic: TopicName) -> None:
+        """Mark a partitioned topic before its partitions go, so that none of them is made anew by a client that comes back."""
+        await self._change_partitioned(topic, lambda current: msgspec.structs.replace(current, deleted=True))
+
+    async def _change_partitioned(self, topic: TopicName, change: Callable[[PartitionedTopic], PartitionedTopic]) -> None:
         record = await self._store.get(_partitioned_key(topic), fresh=True)
         if record is None:
             raise TopicNotFound(f"The partitioned topic {topic} does not exist.")
-        current = msgspec.json.decode(record.value, type=PartitionedTopic)
-        properties = dict(current.properties)
-        change(properties)
-        changed = msgspec.structs.replace(current, properties=properties)
+        changed = change(msgspec.json.decode(record.value, type=PartitionedTopic))
         try:
             await self._store.put(record.key, msgspec.json.encode(changed), expected=record.version)
         except VersionConflict:

@@ -166,17 +166,20 @@ class Ownership:
                 if lock.disabled:
                     raise _unloading(bundle, namespace)
                 return Found(self._named(lock), False, False)
-            chosen = me if authoritative and not self.is_draining else await self._choose(key)
+            if lock is not None and self.is_draining:
+                raise _unloading(bundle, namespace)
+            # A lock in our name that we do not hold is left over: others send clients here, so nobody else can take it.
+            is_ours = lock is not None or (authoritative and not self.is_draining)
+            chosen = me if is_ours else await self._choose(key)
             self._table.promise(key, chosen.broker_id)  # counts from now on, or a burst of lookups goes to one broker
             if chosen.broker_id != me.broker_id:
                 return Found(chosen, False, True)
             try:
-                held = await self.holdings.acquire(namespace, bundle, me)
+                taken = await self._take(namespace, bundle)
             except LockBusy:
                 continue
-            if await self._exists(held):
+            if taken:
                 return Found(me, True, True)
-            await self.holdings.give_up(held)  # the bundle was split just before
             break
         raise NotReady(f"The bundle {bundle} of {namespace} keeps changing hands; try again.")
 
@@ -206,17 +209,24 @@ class Ownership:
         await self.holdings.give_up(held)
 
     async def split(self, namespace: NamespaceName, bundle: Bundle) -> None:
-        """Replace a bundle by its two halves; its topics are closed and found again by their clients."""
+        """Replace a bundle by its two halves; its topics are closed and found again by their clients.
+
+        Raises NotFound, OwnedElsewhere, BundleUnloading, NotReady (this broker takes none).
+        """
         await self._check_bundle(namespace, bundle)
         bundle.halves()
         held = self.holdings.at(namespace, bundle)
-        if held is None:
+        if held is None:  # taken for the split, or somebody might serve it next to its halves
             owner = await self.owner(namespace, bundle, fresh=True)
             if owner is not None and owner.broker_id != self.broker_id:
                 raise OwnedElsewhere(f"The bundle {bundle} of {namespace}", owner)
-            await self._namespaces.split_bundle(namespace, bundle)
-        else:
-            await self.holdings.give_up(held, lambda: self._namespaces.split_bundle(namespace, bundle))
+            try:
+                held = await self.holdings.acquire(namespace, bundle, self.me)
+            except LockBusy:
+                raise _unloading(bundle, namespace) from None
+        if held.is_unloading:
+            raise _unloading(bundle, namespace)
+        await self.holdings.give_up(held, lambda: self._namespaces.split_bundle(namespace, bundle))
 
     async def forget(self, namespace: NamespaceName) -> None:
         """The namespace is gone: so is what this broker holds of it."""
@@ -282,9 +292,10 @@ class Ownership:
         """Stop at once and give up nothing, as a crash would."""
         self._is_closing = True
         self.holdings.clear()
-        for tasks in (self._tasks, self._locks._tasks, None if self._election is None else self._election._tasks):
-            if tasks is not None:
-                tasks.cancel()
+        self._tasks.cancel()
+        self._locks.abandon()
+        if self._election is not None:
+            self._election.abandon()
 
     def _make_election(self, me: BrokerInfo) -> LeaderElection:
         candidate = msgspec.json.encode({"brokerId": me.broker_id, "incarnation": self.incarnation})
@@ -315,7 +326,8 @@ class Ownership:
                 return
             log.warning("the metadata session of %s is lost: its topics are dropped until it has a new one", self.broker_id)
             for held in self.holdings.all():
-                self.holdings.lost(held)
+                if not held.lock.holds():  # else it was taken with the next session already
+                    self.holdings.lost(held)
             while not self._is_closing:
                 try:
                     await self._registry.register()
@@ -368,6 +380,14 @@ class Ownership:
             wanted = emptiest({broker_id: len(keys) for broker_id, keys in self._table.assigned(takers).items()})
         return takers[wanted]
 
+    async def _take(self, namespace: NamespaceName, bundle: Bundle) -> bool:
+        """Take a bundle's lock; False if the bundle was split or its namespace deleted just before. Raises LockBusy."""
+        held = await self.holdings.acquire(namespace, bundle, self.me)
+        if await self._exists(held):
+            return True
+        await self.holdings.give_up(held)
+        return False
+
     def _takers(self) -> list[BrokerInfo]:
         return [info for info in self._registry.live() if not info.is_draining]
 
@@ -407,7 +427,7 @@ class Ownership:
     async def _take_hinted(self, key: str, namespace: NamespaceName, bundle: Bundle) -> None:
         try:
             await self._check_bundle(namespace, bundle)
-            await self.holdings.acquire(namespace, bundle, self.me)
+            await self._take(namespace, bundle)
         except NotFound:
             await self._table.drop_hint(key)
         except LockBusy:

@@ -48,6 +48,7 @@ class Registry:
         self._lock: ResourceLock | None = None
         self._turn = asyncio.Lock()
         self._was_registered = False
+        self._has_left = False
         self._live = Mirror(metadata, clock, ROOT, _decode)
 
     @property
@@ -74,7 +75,7 @@ class Registry:
         """Make sure that our record is there. Raises NotReady if another live broker has our id, and the store's errors."""
         async with self._turn:
             me = self.me
-            if me is None or self.is_registered:
+            if me is None or self._has_left or self.is_registered:
                 return
             key = broker_key(me.broker_id)
             # What an earlier run left behind goes at once; later on, two brokers of one id must not fight for ever.
@@ -97,10 +98,12 @@ class Registry:
         self._live.note(broker_key(me.broker_id), me)
 
     async def close(self) -> None:
-        """Leave the list."""
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            await lock.release()
+        """Leave the list, for good."""
+        self._has_left = True
+        async with self._turn:
+            lock, self._lock = self._lock, None
+            if lock is not None:
+                await lock.release()
 
 
 def broker_key(broker_id: str) -> str:

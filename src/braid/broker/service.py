@@ -1,18 +1,20 @@
-"""`BrokerService`: the topics this broker serves, loading and closing them, and the rules for creating them.
+"""`BrokerService`: the topics this broker serves, loading, closing and deleting them.
 
-Owns the registry of loaded topics. A topic is loaded once however many clients ask, by a task of the service (a client that
-goes away does not interrupt it), and only while this broker owns its bundle (`ownership.py`), which is looked at before its log
-is opened and again before it is served. Must not know frames or HTTP.
+Owns the registry of loaded topics; which topics exist is the catalog's part (`catalog.py`). A topic is loaded once however many
+clients ask, by a task of the service (a client that goes away does not interrupt it), and only while this broker owns its
+bundle (`ownership.py`), which is looked at before its log is opened and again before it is served. Must not know frames or
+HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from braid import __version__
 from braid.broker.budget import PublishBudget
+from braid.broker.catalog import TopicCatalog
 from braid.broker.config import BrokerConfig
 from braid.broker.namespaces import Namespaces
 from braid.broker.ownership import BundleUnloading, OwnedElsewhere, Ownership
@@ -20,13 +22,11 @@ from braid.broker.policy_watch import PolicyWatch
 from braid.broker.registry import BrokerInfo
 from braid.broker.topic import Topic
 from braid.errors import (
-    AlreadyExists,
     BraidError,
     Closed,
     Conflict,
     LedgerFenced,
     MetadataFailure,
-    NotAllowed,
     NotReady,
     TopicNotFound,
 )
@@ -34,16 +34,16 @@ from braid.managedledger.factory import ManagedLedgerFactory
 from braid.managedledger.schemas import SchemaStorage
 from braid.metadata.api import MetadataStore
 from braid.model.bundles import Bundle, hash_of
-from braid.model.names import Domain, NamespaceName, TopicName, check_new_topic
+from braid.model.names import NamespaceName, TopicName
 from braid.runtime.env import Runtime
 from braid.runtime.tasks import Tasks
 
 log = logging.getLogger(__name__)
 CLOSING_AT_ONCE = 64
-"""Topics of a bundle that are closed at the same time: their last writes share commits."""
+"""Topics that are closed at the same time: their last writes share commits."""
 
 
-class BrokerService:
+class BrokerService(TopicCatalog):
     """Everything a connection or an admin request can reach."""
 
     def __init__(
@@ -54,12 +54,11 @@ class BrokerService:
         logs: ManagedLedgerFactory,
         schemas: SchemaStorage,
     ) -> None:
+        super().__init__(Namespaces(metadata, config), logs)
         self.runtime = runtime
         self.config = config
         self.metadata = metadata
-        self.logs = logs
         self.schemas = schemas
-        self.namespaces = Namespaces(metadata, config)
         self.ownership = Ownership(runtime, config, metadata, self.namespaces, self)
         self.budget = PublishBudget(config.max_pending_publish_bytes)
         self.topics: dict[str, Topic] = {}
@@ -101,10 +100,7 @@ class BrokerService:
         await self.ownership.leave()
         for loading in list(self._loading.values()):
             await asyncio.wait([loading])
-        for topic in list(self.topics.values()):
-            topic.disconnect_all()
-        for topic in list(self.topics.values()):
-            await self.unload(topic)
+        await self._close_topics(list(self.topics.values()))
         await self._tasks.close()
         await self.ownership.close()
 
@@ -153,7 +149,7 @@ class BrokerService:
                     if create and (key in self.topics or key in self._loading):
                         continue
                     raise
-                if await self._may_create(name):
+                if await self.may_create(name):
                     continue
                 raise
 
@@ -192,36 +188,25 @@ class BrokerService:
     async def _open(self, name: TopicName, create: bool) -> Topic:
         policies = await self.namespaces.policies(name.namespace)
         is_known = await self.logs.exists(name.managed_ledger_name)
-        if not is_known and not (create and await self._may_create(name)):
+        if not is_known and not (create and await self.may_create(name)):
             raise TopicNotFound(f"The topic {name} does not exist; create it, or allow auto-creation in its namespace.")
         topic = Topic(self, name)
         retention = policies.retention
         managed = await self.logs.open(
             name.managed_ledger_name,
             topic,
-            create=True,
+            create=not is_known,
             retention_minutes=retention.retention_time_in_minutes,
             retention_mb=retention.retention_size_in_mb,
         )
         try:
+            if not is_known:
+                await self.check_created(name)
             await topic.opened(managed, deduplicate=policies.deduplication)
         except BaseException:
             await managed.close()
             raise
         return topic
-
-    async def _may_create(self, name: TopicName) -> bool:
-        """Whether a client's first use may create this topic (protocol sheet 6.5)."""
-        base = name.base
-        if name.partition_index >= 0:
-            record = await self.namespaces.partitions(base)
-            if record is not None:
-                return name.partition_index < record.partitions
-        elif await self.namespaces.partitions(base) is not None:
-            raise NotAllowed(f"The topic {name} is partitioned; use its partitions.")
-        check_new_topic(name)
-        policies = await self.namespaces.policies(name.namespace)
-        return policies.auto_topic_creation.allow_auto_topic_creation
 
     def topic_lost(self, topic: Topic) -> None:
         """Another owner took the log, or it failed for good: drop the topic; clients look it up again."""
@@ -262,12 +247,15 @@ class BrokerService:
             topics = [topic for topic in self.topics.values() if _is_in(topic.name, namespace, bundle)]
             if not topics:
                 return
-            for topic in topics:
-                topic.disconnect_all()
-            for start in range(0, len(topics), CLOSING_AT_ONCE):
-                async with asyncio.TaskGroup() as group:
-                    for topic in topics[start : start + CLOSING_AT_ONCE]:
-                        group.create_task(self.unload(topic))
+            await self._close_topics(topics)
+
+    async def _close_topics(self, topics: Sequence[Topic]) -> None:
+        for topic in topics:
+            topic.disconnect_all()
+        for start in range(0, len(topics), CLOSING_AT_ONCE):
+            async with asyncio.TaskGroup() as group:
+                for topic in topics[start : start + CLOSING_AT_ONCE]:
+                    group.create_task(self.unload(topic))
 
     def abandon_bundle(self, namespace: NamespaceName, bundle: Bundle) -> None:
         """Somebody else may own the bundle: its topics are dropped and write nothing more."""
@@ -276,63 +264,7 @@ class BrokerService:
                 topic.log.lost(_no_longer_ours(topic.name))
                 self.topic_lost(topic)
 
-    # What clients and administrators ask.
-
-    async def partition_count(self, name: TopicName, *, allow_create: bool) -> int:
-        """Partitions of a topic, 0 for a plain one; creates the record of an auto-partitioned topic (6.2)."""
-        check_served(name)
-        policies = await self.namespaces.policies(name.namespace)
-        record = await self.namespaces.partitions(name.base) if name.partition_index < 0 else None
-        if record is not None:
-            return record.partitions
-        if await self.logs.exists(name.managed_ledger_name):
-            return 0
-        if name.partition_index >= 0:
-            parent = await self.namespaces.partitions(name.base)
-            if parent is not None and name.partition_index < parent.partitions:
-                return 0
-        auto = policies.auto_topic_creation
-        if not allow_create or not auto.allow_auto_topic_creation:
-            raise TopicNotFound(f"The topic {name} does not exist and is not created on first use.")
-        is_special = name.local_name.endswith(("-DLQ", "-RETRY"))
-        if auto.topic_type != "partitioned" or name.partition_index >= 0 or is_special:
-            return 0
-        try:
-            await self.create_partitioned(name, auto.default_num_partitions)
-        except AlreadyExists:
-            return await self.partition_count(name, allow_create=False)
-        return auto.default_num_partitions
-
-    async def create_partitioned(self, name: TopicName, partitions: int, properties: dict[str, str] | None = None) -> None:
-        """Create a partitioned topic: its record first, then the partitions' logs."""
-        self.check_creatable(name)
-        await self.namespaces.policies(name.namespace)
-        if await self.logs.exists(name.managed_ledger_name):
-            raise AlreadyExists(f"A topic {name} exists already and is not partitioned.")
-        await self.namespaces.create_partitioned(name, partitions, properties)
-        await self._create_partitions(name, range(partitions))
-
-    async def grow_partitioned(self, name: TopicName, partitions: int) -> None:
-        await self.namespaces.grow_partitions(name, partitions)
-        await self._create_partitions(name, range(partitions))
-
-    async def _create_partitions(self, name: TopicName, numbers: Iterable[int]) -> None:
-        """Their records, from any broker: whoever owns a partition loads it when it is first used."""
-        for number in numbers:
-            await self.logs.create(name.partition(number).managed_ledger_name)
-
-    async def create_topic(self, name: TopicName, properties: dict[str, str] | None = None) -> None:
-        """Create a plain topic, from any broker: its owner loads it when it is first used."""
-        self.check_creatable(name)
-        await self.namespaces.policies(name.namespace)
-        if await self.namespaces.partitions(name) is not None or not await self.logs.create(
-            name.managed_ledger_name, properties
-        ):
-            raise AlreadyExists(f"The topic {name} already exists.")
-
-    def check_creatable(self, name: TopicName) -> None:
-        check_served(name)
-        check_new_topic(name)
+    # What administrators ask.
 
     async def delete_topic(self, name: TopicName, *, force: bool) -> None:
         """Delete a plain topic or one partition, with its data and subscriptions. Raises OwnedElsewhere if another broker
@@ -365,6 +297,7 @@ class BrokerService:
                 topic = self.topics.get(str(name.partition(number)))
                 if topic is not None and (topic.producers or any(s.consumers for s in topic.subscriptions.values())):
                     raise StillInUse(f"The topic {topic.name} has producers or consumers; close them or use force.")
+        await self.namespaces.begin_partitioned_deletion(name)
         for number in range(record.partitions):
             try:
                 await self.delete_topic(name.partition(number), force=True)
@@ -372,16 +305,12 @@ class BrokerService:
                 continue
         await self.namespaces.delete_partitioned(name)
 
-    async def list_topics(self, namespace: NamespaceName) -> list[str]:
-        """Names of the persistent topics of a namespace, partitions one by one."""
-        await self.namespaces.policies(namespace)
-        parent = f"{namespace}/persistent"
-        return [str(TopicName.from_managed_ledger_name(f"{parent}/{local}")) async for local in self.logs.names(parent)]
-
     async def delete_namespace(self, namespace: NamespaceName) -> None:
+        mark = await self.namespaces.begin_deletion(namespace)
         if await self.list_topics(namespace) or await self.namespaces.partitioned_topics(namespace):
+            await self.namespaces.end_deletion(namespace)
             raise Conflict(f"The namespace {namespace} still has topics; delete them first.")
-        await self.namespaces.delete_namespace(namespace)
+        await self.namespaces.finish_deletion(namespace, mark)
         await self.ownership.forget(namespace)
 
     async def policies_changed(self, namespace: NamespaceName) -> None:
@@ -409,14 +338,6 @@ class BrokerService:
                     await topic.log.trim()
                 except BraidError as error:
                     log.warning("trimming %s failed: %s", topic.name, error)
-
-
-def check_served(name: TopicName) -> None:
-    """Only `persistent://` topics are served so far; the others get a clear no."""
-    if name.domain is Domain.NON_PERSISTENT:
-        raise NotAllowed(f"This broker has no non-persistent topics yet; {name} cannot be used.")
-    if name.domain is not Domain.PERSISTENT:
-        raise NotAllowed(f"This broker has no scalable topics yet; {name} cannot be used.")
 
 
 def _is_in(name: TopicName, namespace: NamespaceName, bundle: Bundle) -> bool:

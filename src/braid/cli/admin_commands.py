@@ -53,7 +53,7 @@ HELP = {
     "partitions": "Number of partitions; 0 is a plain topic.",
     "properties": "Property as key=value; may be repeated.",
     "key": "Name of the property.",
-    "force": "Even if producers or consumers are attached.",
+    "force": "Even if it is in use: clients are disconnected; a namespace goes with its topics.",
     "at": "Where it begins: earliest, latest, or a message id such as 7:42.",
     "to": "earliest, latest, a message id (7:42), an age (90m, 12h, 2d), or a time (2026-01-31T12:00:00Z).",
     "excluded": "Go behind the message, not to it.",
@@ -79,6 +79,15 @@ SPECIAL: Mapping[tuple[str, str], Work] = {
     ("brokers", "drain"): admin_work.drain,
 }
 """Commands that are more than one method of `AdminClient`; they take the client first."""
+LISTINGS = {
+    "topic": "braid topics list TENANT/NAMESPACE",
+    "partitioned topic": "braid topics partitioned TENANT/NAMESPACE",
+    "subscription": "braid subscriptions list TOPIC",
+    "namespace": "braid namespaces list TENANT",
+    "tenant": "braid tenants list",
+    "cluster": "braid clusters list",
+}
+"""Where to look when the broker says that something of this kind does not exist."""
 
 
 def verbs(noun: str) -> list[str]:
@@ -125,7 +134,7 @@ def _command(operation: Operation[Any]) -> Callable[..., None]:
                 return await work(target, *positional, **arguments)
 
         is_json = output == "json"
-        result = _run(operation, run())
+        result = _run(run())
         if result is None and hints["return"] in (None, type(None)):
             done(operation.name, values, is_json=is_json)
         elif result is None and not is_json:
@@ -192,28 +201,24 @@ def _confirm(operation: Operation[Any], values: Mapping[str, Any], is_sure: bool
     named = " ".join(" ".join(value) if isinstance(value, list) else str(value) for value in told)
     if not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigError(f"braid {operation.name} {named}: this cannot be undone; add --yes to do it without being asked.")
-    if not typer.confirm(f"{operation.summary} This cannot be undone: {named}. Go on?", err=True):
+    try:
+        is_sure = typer.confirm(f"{operation.summary} This cannot be undone: {named}. Go on?", err=True)
+    except typer.Abort:  # Ctrl-C, or the end of what can be read
+        note("\nNothing was done.")
+        raise KeyboardInterrupt from None
+    if not is_sure:
         note("Nothing was done.")
         raise typer.Exit(1)
 
 
-def _run(operation: Operation[Any], work: Coroutine[Any, Any, Any]) -> Any:
+def _run(work: Coroutine[Any, Any, Any]) -> Any:
     """Run the calls of a command; errors say what a user of the command line can do."""
     try:
         return asyncio.run(work)
     except ConnectFailed as error:
         raise ConnectFailed(f"{error.message} (--url or BRAID_ADMIN_URL)") from error
     except NotFound as error:
-        if "does not exist" not in error.message:
+        listing = next((LISTINGS[what] for what in LISTINGS if error.message.startswith(f"The {what} ")), None)
+        if listing is None or "does not exist" not in error.message:
             raise
-        raise NotFound(f"{error.message.rstrip('.')}. {_where_to_look(operation)}") from error
-
-
-def _where_to_look(operation: Operation[Any]) -> str:
-    listing = {
-        "topics": "braid topics list TENANT/NAMESPACE",
-        "subscriptions": "braid subscriptions list TOPIC",
-        "namespaces": "braid namespaces list TENANT",
-        "bundles": "braid bundles list TENANT/NAMESPACE",
-    }
-    return f"`{listing.get(operation.noun, f'braid {operation.noun} list')}` shows what there is."
+        raise NotFound(f"{error.message.rstrip('.')}. `{listing}` shows what there is.") from error

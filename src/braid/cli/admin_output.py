@@ -109,6 +109,8 @@ def _plain(value: Any) -> Any:
         return _message_json(value)
     if isinstance(value, list):
         return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
     return value
 
 
@@ -128,7 +130,9 @@ def _parts(value: Any) -> Iterable[RenderableType]:
     if isinstance(value, StoredMessage):
         yield from _message(value)
     elif isinstance(value, list):
-        for each in value:
+        for number, each in enumerate(value):
+            if number:
+                yield ""
             yield from _parts(each)
     elif isinstance(value, TopicStats):
         yield from _topic(value)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 from braid.cli.admin_output import note
 from braid.cli.progress import Steps
 from braid.client.admin import AdminClient
 from braid.client.admin_types import StoredMessage
-from braid.errors import BraidError, DeadlineExceeded, NotFound, RequestError
+from braid.errors import BraidError, ConfigError, DeadlineExceeded, NotFound, RequestError
 from braid.model.names import TopicName
 from braid.runtime.clock import SystemClock
 
@@ -42,6 +43,8 @@ async def delete_topics(client: AdminClient, topics: Sequence[str], *, force: bo
 
 async def peek(client: AdminClient, topic: str, subscription: str, *, position: int = 1, count: int = 1) -> list[StoredMessage]:
     """Up to `count` messages from `position` on; fewer if there are no more."""
+    if count < 1:
+        raise ConfigError(f"--count must be at least 1, not {count}.")
     found: list[StoredMessage] = []
     for number in range(position, position + count):
         try:
@@ -62,7 +65,8 @@ async def drain(client: AdminClient, broker: str) -> None:
     async def watch() -> None:
         while True:
             await clock.sleep(POLL_SECONDS)
-            steps.at(total - len(await client.brokers.owned(broker)))
+            with suppress(BraidError):  # only the progress is lost; how the drain ends is told by its own call
+                steps.at(total - len(await client.brokers.owned(broker)))
 
     failure: BraidError | None = None
     async with asyncio.TaskGroup() as group:

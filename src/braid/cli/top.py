@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 AT_ONCE = 16
 """Brokers asked at the same time."""
+NARROW_COLUMNS = 120
+"""A terminal with fewer columns is shown less of each topic, so that names stay readable."""
 
 
 class TopOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +122,7 @@ async def _watch(options: TopOptions) -> None:
             if options.is_json:
                 show(found, is_json=True)
             else:
-                print_tables(_screen(found))
+                print_tables(_screen(found, console().width))
             return
         await _live(options, clock, watcher)
 
@@ -131,7 +133,7 @@ async def _live(options: TopOptions, clock: Clock, watcher: Watcher) -> None:
 
     with Live(console=console(), screen=True, auto_refresh=False) as live:
         while True:
-            live.update(Group(*_screen(await watcher.look())), refresh=True)
+            live.update(Group(*_screen(await watcher.look(), live.console.width)), refresh=True)
             await clock.sleep(options.interval)
 
 
@@ -240,16 +242,24 @@ def _broker_row(name: str, seen: _Seen, rows: list[TopicRow], is_leader: bool) -
     )
 
 
-def _screen(look: Look) -> Iterator[RenderableType]:
+def _screen(look: Look, width: int) -> Iterator[RenderableType]:
     columns = ("broker", "state", "leader", "topics", "bundles", "in/s", "out/s", "backlog")
     rows = [
         (each.broker, each.state, each.is_leader, each.topics, each.bundles, each.rate_in, each.rate_out, each.backlog)
         for each in look.brokers
     ]
     yield table(columns, rows)
+    title = f"{len(look.topics):,} of {look.total_topics:,} topics" if look.total_topics > len(look.topics) else ""
+    topics: list[tuple[Any, ...]]
+    if width < NARROW_COLUMNS:
+        topics = [
+            (each.topic.removeprefix("persistent://"), each.owner, each.rate_in, each.rate_out, each.backlog)
+            for each in look.topics
+        ]
+        yield table(("topic", "owner", "in/s", "out/s", "backlog"), topics, title)
+        return
     topics = [
         (each.topic, each.owner, each.rate_in, each.rate_out, each.backlog, each.storage_size, each.producers, each.consumers)
         for each in look.topics
     ]
-    title = f"{len(look.topics):,} of {look.total_topics:,} topics" if look.total_topics > len(look.topics) else ""
     yield table(("topic", "owner", "in/s", "out/s", "backlog", "bytes", "producers", "consumers"), topics, title)

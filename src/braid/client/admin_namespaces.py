@@ -21,9 +21,9 @@ class Namespaces(Calls):
         policies: Json = {} if bundles is None else {"bundles": {"numBundles": bundles}}
         await self._call(ops.NAMESPACES_CREATE, namespace_parts(namespace), body=policies)
 
-    async def delete(self, namespace: str) -> None:
-        """Delete a namespace without topics."""
-        await self._call(ops.NAMESPACES_DELETE, namespace_parts(namespace))
+    async def delete(self, namespace: str, *, force: bool = False) -> None:
+        """Delete a namespace without topics; with `force` also its topics, even if they are in use."""
+        await self._call(ops.NAMESPACES_DELETE, namespace_parts(namespace), {"force": force})
 
     async def policies(self, namespace: str) -> Json:
         """All policies, by Pulsar's names."""

@@ -26,7 +26,7 @@ NAMESPACES_DELETE = Operation(
     "DELETE",
     NAMESPACE,
     NoneType,
-    "Delete a namespace without topics.",
+    "Delete a namespace without topics; with --force also its topics.",
     "acme/sales --yes",
     is_destructive=True,
 )

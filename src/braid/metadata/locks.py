@@ -148,7 +148,8 @@ class ResourceLocks:
                 self._forget(self._locks[key])  # one that ended and is still being released
             self._locks[key] = lock
             self._listeners[key] = self._tasks.spawn(self._listen(lock), f"listen {key}")
-        self._hint.set()
+        if len(self._locks) == 1:
+            self._hint.set()  # the first one begins the rounds; all locks of a session have the same deadline
         return lock
 
     async def close(self) -> None:

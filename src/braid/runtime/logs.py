@@ -51,6 +51,7 @@ def setup(settings: LogSettings) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(settings.level.upper())
+    logging.getLogger("httpx").setLevel(max(logging.WARNING, root.level))  # it says a line for every call to another broker
 
 
 class LogOnce:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from braid.broker.catalog import check_served
 from braid.broker.clusters import Clusters
 from braid.broker.ownership import Ownership
 from braid.broker.server import BrokerServer
-from braid.broker.service import BrokerService, check_served
+from braid.broker.service import BrokerService
 from braid.broker.topic import Topic
 from braid.errors import NotAllowed, TopicNotFound
 from braid.model.names import TopicName

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 EMPTY_NAME = "/empty name in a path"
 BAD_TARGET = "/not a path"
 BAD_PATHS = {
-    EMPTY_NAME: (404, "The path has an empty part (//); give every name in it."),
+    EMPTY_NAME: (404, "The path has an empty part (// or / at its end); give every name in it."),
     BAD_TARGET: (400, "The request names no path."),
 }
 NOT_YET = ("/admin/", "/lookup/", "/topics/")
@@ -185,14 +185,16 @@ def _answered(request: Request[Any, Any, Any], error: Answered) -> Response[byte
 def _http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
     status, path, headers = error.status_code, request.scope["path"], error.headers
     asked = f"{request.method} {path[:300]}"
-    if status == 404 and path.endswith("/"):
+    if status == 404 and path.endswith("/") and path.startswith(NOT_YET):
         path = EMPTY_NAME
     if path in BAD_PATHS:
         status, reason = BAD_PATHS[path]
     elif status == 404 and path.startswith(NOT_YET):
         status, reason = 501, f"{asked} is not available in this version of Braid."
     elif status == 404:
-        reason = f"There is nothing at {path[:300]}; the API is below /admin/v2, metrics are at /metrics."
+        reason = (
+            f"There is nothing at {path[:300]}; the API is below /admin/v2 and described at /docs, metrics are at /metrics."
+        )
     elif status == 405:
         reason = f"{asked} is not available in this version of Braid; other methods on this path are."
     elif status == 413:

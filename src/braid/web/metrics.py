@@ -77,9 +77,9 @@ class Metrics:
         """What `prometheus_client` asks for at each scrape."""
         topics = self._topics()
         for name, text, value in self._gauges(topics):
-            yield GaugeMetricFamily(name, text, value)
+            yield self._labelled(GaugeMetricFamily, name, text, value)
         for name, text, value in self._counts():
-            yield CounterMetricFamily(name, text, value)
+            yield self._labelled(CounterMetricFamily, name, text, value)
         yield from self._slow()
         by_namespace: dict[str, list[Topic]] = {}
         for topic in topics:
@@ -90,6 +90,14 @@ class Metrics:
                 gauge.add_metric([self._cluster, namespace], read(members))
             yield gauge
         yield GaugeMetricFamily("braid_topics_without_metrics", "Loaded topics without lines of their own", self._hidden)
+
+    def _labelled(self, kind: Any, name: str, text: str, value: float) -> Any:
+        """One number of the broker. Pulsar's have its cluster as label, by which its dashboards choose."""
+        if not name.startswith("pulsar_"):
+            return kind(name, text, value)
+        family = kind(name, text, labels=["cluster"])
+        family.add_metric([self._cluster], value)
+        return family
 
     @property
     def _cluster(self) -> str:

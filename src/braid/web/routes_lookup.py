@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from braid.broker.service import check_served
+from braid.broker.catalog import check_served
 from braid.errors import InvalidArgument, NotAllowed
 from braid.model.bundles import find, hash_of
 from braid.model.names import Domain, TopicName

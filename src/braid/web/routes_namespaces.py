@@ -76,7 +76,12 @@ def _life(admin: Admin, calls: Calls) -> None:
         name = ask.namespace
         if ask.query["force"]:
             await names.policies(name)
-            await delete_all(ask, name)
+            await names.begin_deletion(name)  # or clients that come back make their topics anew
+            try:
+                await delete_all(ask, name)
+            except BaseException:
+                await names.end_deletion(name)
+                raise
         await service.delete_namespace(name)
 
     async def delete_all(ask: Ask, name: NamespaceName) -> None:

@@ -85,7 +85,7 @@ def stats_calls(admin: Admin) -> Calls:
     @calls.get(f"{TOPIC}/internalStats", InternalStats, query=(metadata,), owner=True)
     async def internal_stats(ask: Ask) -> Any:
         """Ledgers and cursors of a topic."""
-        return (await _plain(admin, ask)).log.internal_stats()
+        return (await _plain(admin, ask, "partitioned-internalStats")).log.internal_stats()
 
     @calls.get(f"{TOPIC}/partitioned-internalStats", Json)
     async def all_internal_stats(ask: Ask) -> Any:
@@ -143,10 +143,10 @@ def _more(admin: Admin, calls: Calls) -> None:
         return await _analyzed(topic, subscription, start)
 
 
-async def _plain(admin: Admin, ask: Ask) -> Topic:
+async def _plain(admin: Admin, ask: Ask, instead: str = "partitioned-stats") -> Topic:
     """The topic itself; the name of a partitioned topic has no stats of its own."""
     if await admin.partitions(ask.topic):
-        raise TopicNotFound(f"The topic {ask.topic} is partitioned; ask for its partitioned-stats.")
+        raise TopicNotFound(f"The topic {ask.topic} is partitioned; ask for its {instead}.")
     return await admin.loaded(ask)
 
 

@@ -195,6 +195,7 @@ def _deletion(admin: Admin, calls: Calls) -> None:
             except TopicNotFound:
                 return  # never used, or gone already
 
+        await service.namespaces.begin_partitioned_deletion(name)
         await owners.each(parts, delete, path=topic_path, query={"force": "true"}, tolerate=(404,))
         await service.namespaces.delete_partitioned(name)
 

@@ -8,6 +8,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -144,6 +145,9 @@ def test_a_terminal_is_asked(monkeypatch: pytest.MonkeyPatch, run: Run, done: Do
     refused = run("topics", "delete", "asked")
     assert (refused.code, "Nothing was done." in refused.err) == (1, True)
     assert "This cannot be undone: asked. Go on?" in refused.err
+    monkeypatch.setattr(sys, "stdin", Terminal(""))  # Ctrl-C and Ctrl-D look the same here
+    interrupted = run("topics", "delete", "asked")
+    assert (interrupted.code, "Nothing was done." in interrupted.err) == (130, True)
     monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
     assert run("topics", "delete", "asked").code == 0
     assert run("topics", "stats", "asked").code == 1
@@ -195,7 +199,8 @@ def test_topics(run: Run, done: Done, broker: BackgroundBroker) -> None:
         done("topics", verb, "orders")
     done("topics", "truncate", "orders", "--yes")
     assert run("topics", "terminate", "orders", "--yes", "--output", "json").json["ledgerId"] == sent.ledger_id
-    assert set(run("topics", "terminate-partitions", "lots", "-y", "--output", "json").json) == {"0", "1", "2"}
+    ended = run("topics", "terminate-partitions", "lots", "-y", "--output", "json").json
+    assert ended == {str(each): {"ledgerId": -1, "entryId": -1, "partitionIndex": each} for each in range(3)}
     mixed = run("topics", "delete", "orders", "missing", "lots", "--yes")
     assert (mixed.code, mixed.out) == (1, "")
     assert mixed.err.splitlines()[-1] == "error: 1 of 3 topics were not deleted; see above."
@@ -243,13 +248,48 @@ def test_subscriptions(run: Run, done: Done, broker: BackgroundBroker) -> None:
     done("subscriptions", "delete", "moves", "audit", "--yes")
 
 
-def test_expired_messages_are_skipped(run: Run, broker: BackgroundBroker) -> None:
-    run("subscriptions", "create", "old", "audit", "--at", "earliest")
-    send(broker, "old", b"1", b"2")
-    for verb in (["expire", "old", "audit", "3600"], ["expire-all", "old", "3600"]):
-        outcome = run("subscriptions", *verb, "--yes")
-        assert outcome.code == 0 or "not available" in outcome.err
-    assert run("topics", "stats", "old", "--output", "json").json["subscriptions"]["audit"]["msgBacklog"] == 2
+@pytest.mark.parametrize("partitions", [0, 3])
+def test_old_messages_are_skipped_and_young_ones_stay(run: Run, partitions: int) -> None:
+    """Ages are told apart by the broker's clock, which is moved by hand."""
+    names = [f"aged-partition-{number}" for number in range(partitions)] or ["aged"]
+    with BackgroundBroker(clock=ManualClock()) as aged:
+
+        def braid_command(*arguments: str) -> Outcome:
+            return run(*arguments, "--url", aged.http_url)
+
+        def waiting(subscription: str) -> set[tuple[str, ...]]:
+            """What is left in each partition; it must be the same in all of them."""
+            found = set()
+            for name in names:
+                outcome = braid_command("subscriptions", "peek", name, subscription, "--count", "9", "--output", "json")
+                assert outcome.code == 0 or "has no message 1" in outcome.err
+                seen = outcome.json if outcome.code == 0 else []
+                found.add(tuple(payload for each in seen for payload in each["payloads"]))
+            return found
+
+        assert braid_command("topics", "create", "aged", "--partitions", str(partitions)).code == 0
+        for subscription in ("audit", "other"):
+            assert braid_command("subscriptions", "create", "aged", subscription, "--at", "earliest").code == 0
+        for payload in (b"ancient", b"old", b"young"):
+            for name in names:
+                send(aged, name, payload)
+            aged.advance(100)
+        # They are now 300, 200 and 100 seconds old.
+        for seconds, left in (
+            ("3600", ("ancient", "old", "young")),
+            ("250", ("old", "young")),
+            ("250", ("old", "young")),
+            ("150", ("young",)),
+            ("3600", ("young",)),
+        ):
+            assert braid_command("subscriptions", "expire", "aged", "audit", seconds, "--yes").code == 0
+            assert waiting("audit") == {left}, seconds
+        assert waiting("other") == {("ancient", "old", "young")}
+        assert braid_command("subscriptions", "expire-all", "aged", "250", "--yes").code == 0
+        assert (waiting("audit"), waiting("other")) == ({("young",)}, {("old", "young")})
+        assert braid_command("subscriptions", "expire", "aged", "nobody", "250", "--yes").code == 1
+        assert braid_command("subscriptions", "expire-all", "aged", "0", "--yes").code == 0
+        assert (waiting("audit"), waiting("other")) == ({()}, {()})
 
 
 def test_batches_are_shown_message_by_message(run: Run, broker: BackgroundBroker) -> None:
@@ -312,7 +352,11 @@ def test_tenants_namespaces_and_clusters(run: Run, done: Done) -> None:
     assert run("subscriptions", "list", "acme/sales/t", "--output", "json").json == []
     done("namespaces", "unload", "acme/sales")
     done("topics", "delete", "acme/sales/t", "--yes")
-    done("namespaces", "delete", "acme/sales", "--yes")
+    done("topics", "create", "acme/sales/more", "--partitions", "2")
+    full = run("namespaces", "delete", "acme/sales", "--yes")
+    assert (full.code, "still has topics" in full.err) == (1, True)
+    done("namespaces", "delete", "acme/sales", "--force", "--yes")
+    assert run("topics", "list", "acme/sales").code == 1
     done("tenants", "delete", "acme", "--yes")
     assert done("clusters", "list") == "standalone\n"
     done("clusters", "create", "west", "--service-url", "http://west:8080")
@@ -362,7 +406,14 @@ def test_brokers_and_bundles(run: Run, done: Done, broker: BackgroundBroker) -> 
         (["topics", "stats", "non-persistent://a/b/c"], 1, "only persistent topics"),
         (["topics", "list", "public"], 1, "must have the form tenant/namespace"),
         (["topics", "list", "no/where"], 1, "no/where"),
+        (["topics", "list", "no/where"], 1, "`braid namespaces list TENANT` shows what there is."),
+        (["bundles", "list", "no/where"], 1, "`braid namespaces list TENANT` shows what there is."),
+        (["namespaces", "create", "no/where"], 1, "`braid tenants list` shows what there is."),
         (["tenants", "get", "nobody"], 1, "nobody"),
+        (["tenants", "get", "nobody"], 1, "`braid tenants list` shows what there is."),
+        (["clusters", "get", "nowhere"], 1, "`braid clusters list` shows what there is."),
+        (["subscriptions", "peek", "missing", "s"], 1, "`braid topics list TENANT/NAMESPACE` shows what there is."),
+        (["subscriptions", "peek", "t", "s", "--count", "0"], 2, "--count must be at least 1, not 0."),
         (["tenants", "create", "ä"], 1, "ä"),
         (["subscriptions", "list", "missing"], 1, "missing does not exist"),
         (["subscriptions", "reset", "t", "s", "middle", "--yes"], 2, "is no place in a topic"),
@@ -461,3 +512,41 @@ async def test_steps_are_told_now_and_then() -> None:
     steps.at(500)
     steps.end()
     assert stream.getvalue() == "deleted 500 of 1,000\n"
+
+
+def test_a_drain_ends_well_though_its_progress_cannot_be_seen(run: Run) -> None:
+    asked: list[str] = []
+    still_asked = threading.Event()
+
+    class Answers(BaseHTTPRequestHandler):
+        """A broker that is too busy to say what it owns, after the first time."""
+
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            is_owned = self.path.endswith("/ownedNamespaces")
+            count = len([path for path in asked if path.endswith("/ownedNamespaces")])
+            self._answer(503 if is_owned and count > 1 else 200, b"{}" if is_owned else b'["standalone"]')
+            if count > 2:  # the first refusal has been taken in, and did not end the asking
+                still_asked.set()
+
+        def do_POST(self) -> None:
+            self._answer(204 if still_asked.wait(20) else 500, b"")
+
+        def _answer(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("content-type", "application/json")
+            if status != 204:
+                self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("localhost", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        outcome = run("brokers", "drain", "busy:1", "--url", f"http://localhost:{server.server_port}")
+        server.shutdown()
+        thread.join()
+    assert (outcome.code, outcome.out, outcome.err) == (0, "done: brokers drain (broker busy:1)\n", "")

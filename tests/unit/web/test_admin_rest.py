@@ -119,6 +119,24 @@ def test_an_empty_name_in_a_path_names_nothing(http: httpx.Client) -> None:
     assert http.get(f"{TOPICS}/empty-part/stats").status_code == 404
 
 
+def test_the_root_says_where_to_look(broker: BackgroundBroker) -> None:
+    response = httpx.get(f"{broker.http_url}/")
+    assert response.status_code == 404
+    assert (
+        reason(response) == "There is nothing at /; the API is below /admin/v2 and described at /docs, metrics are at /metrics."
+    )
+    assert httpx.get(f"{broker.http_url}/docs").status_code == 200
+
+
+def test_stats_of_a_partitioned_topic_name_the_call_to_make(http: httpx.Client) -> None:
+    assert http.put(f"{TOPICS}/in-parts/partitions", json=2).status_code == 204
+    for call, instead in (("stats", "partitioned-stats"), ("internalStats", "partitioned-internalStats")):
+        response = http.get(f"{TOPICS}/in-parts/{call}")
+        assert response.status_code == 404
+        assert reason(response).endswith(f"is partitioned; ask for its {instead}.")
+        assert http.get(f"{TOPICS}/in-parts/{instead}").status_code == 200
+
+
 # Tenants and namespaces.
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 import braid
 from braid.broker.config import BrokerConfig
@@ -34,14 +35,36 @@ def test_counters_and_gauges_follow_the_traffic(braid_broker: BackgroundBroker) 
     assert seen[f"pulsar_producers_count{labels}"] == 1
     assert seen[f"pulsar_consumers_count{labels}"] == 1
     assert seen[f"pulsar_storage_size{labels}"] > 60
-    assert seen["pulsar_broker_topics_count"] == 1
-    assert seen["pulsar_active_connections"] == 1
+    assert seen['pulsar_broker_topics_count{cluster="standalone"}'] == 1
+    assert seen['pulsar_active_connections{cluster="standalone"}'] == 1
     assert seen["braid_publish_pending_bytes"] == 0
     assert seen["braid_storage_writable"] == 1
     assert "braid_event_loop_lag_seconds" in seen
     assert seen["process_resident_memory_bytes"] > 0
     backlog = f'{labels[:-1]},subscription="s"}}'
     assert seen[f"pulsar_subscription_back_log{backlog}"] == 2
+
+
+def test_prometheus_reads_the_page_and_no_series_comes_twice(braid_broker: BackgroundBroker) -> None:
+    async def work() -> str:
+        async with braid.connect(braid_broker.service_url) as client:
+            for topic in ("one", 'two"\\'):
+                await client.consumer(topic, "s")
+            async with httpx.AsyncClient(base_url=braid_broker.http_url) as http:
+                return (await http.get("/metrics")).text
+
+    families = list(text_string_to_metric_families(braid_broker.run(work())))
+    series = [(each.name, tuple(sorted(each.labels.items()))) for family in families for each in family.samples]
+    assert len(series) == len(set(series))
+    assert len({family.name for family in families}) == len(families)
+    (topics,) = [family for family in families if family.name == "pulsar_storage_size"]
+    assert {each.labels["topic"] for each in topics.samples} == {
+        "persistent://public/default/one",
+        'persistent://public/default/two"\\',
+    }
+    for family in families:
+        if family.name.startswith("pulsar_"):
+            assert {each.labels.get("cluster") for each in family.samples} == {"standalone"}, family.name
 
 
 def test_hostile_names_stay_inside_their_label(braid_broker: BackgroundBroker) -> None:
@@ -84,10 +107,10 @@ def test_ownership_lookups_and_the_session_are_shown(braid_broker: BackgroundBro
             return samples((await http.get("/metrics")).text)
 
     seen = braid_broker.run(work())
-    assert seen["pulsar_lb_bundles_count"] == 1
+    assert seen['pulsar_lb_bundles_count{cluster="standalone"}'] == 1
     assert seen["braid_owned_namespaces"] == 1
-    assert seen["pulsar_broker_lookup_answers_total"] == 1
-    assert seen["pulsar_broker_lookup_redirects_total"] == 0
+    assert seen['pulsar_broker_lookup_answers_total{cluster="standalone"}'] == 1
+    assert seen['pulsar_broker_lookup_redirects_total{cluster="standalone"}'] == 0
     assert seen["braid_metadata_session_down"] == 0
     assert seen["braid_is_draining"] == 0
     assert seen["braid_admin_requests_total"] == 1

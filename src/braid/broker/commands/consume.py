@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from braid.broker.catalog import check_served
 from braid.broker.commands import schema
 from braid.broker.consumer import Consumer, ConsumerInfo
-from braid.broker.service import check_served
 from braid.broker.subscription import TYPE_LABELS, Subscription
 from braid.broker.topic import check_subscription_name
 from braid.errors import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from braid.broker.service import check_served
+from braid.broker.catalog import check_served
 from braid.errors import BraidError, NotReady
 from braid.model.names import NamespaceName, TopicName
 from braid.wire import messages, replies

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from braid.broker.catalog import check_served
 from braid.broker.commands import schema
 from braid.broker.producer import ProducerInfo
-from braid.broker.service import check_served
 from braid.broker.topic import check_subscription_name
 from braid.errors import NotAllowed, NotReady, Overloaded
 from braid.model.names import TopicName
