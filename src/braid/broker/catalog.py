@@ -36,8 +36,10 @@ class TopicCatalog:
             if parent is not None and name.partition_index < parent.partitions:
                 return 0
         auto = policies.auto_topic_creation
-        if not allow_create or not auto.allow_auto_topic_creation:
-            raise TopicNotFound(f"The topic {name} does not exist and is not created on first use.")
+        if not allow_create:
+            raise TopicNotFound(f"The topic {name} does not exist.")
+        if not auto.allow_auto_topic_creation:
+            raise TopicNotFound(f"The topic {name} does not exist, and its namespace creates none on first use.")
         is_special = name.local_name.endswith(("-DLQ", "-RETRY"))
         if auto.topic_type != "partitioned" or name.partition_index >= 0 or is_special:
             return 0

@@ -20,7 +20,9 @@ from braid.errors import InvalidArgument, InvalidTopicName
 from braid.model.hashranges import MAX_HASH, HashRange
 
 MAX_NAME_LENGTH: Final = 2048
-MAX_SUBSCRIPTION_LENGTH: Final = 1024
+MAX_NEW_LENGTH: Final = 255
+"""Characters of the local name of a new topic, and of a subscription's name."""
+_HARMFUL: Final = re.compile(r"""[\\/"'<>]|%[0-9A-Fa-f]{2}""")
 MAX_STORED_LENGTH: Final = 4000
 MAX_STORED_PARTITION: Final = 4096
 RESERVED_PREFIXES: Final = ("__", "_braid.")
@@ -275,6 +277,7 @@ def _check_namespace(text: str, tenant: str, namespace: str) -> None:
 def check_new_topic(name: TopicName) -> None:
     """Refuse a name under which no topic may be created, whoever asks; raises InvalidTopicName."""
     local = name.local_name
+    _check_harmless("topic", local.replace("/", ""))  # a scalable topic may have steps in its name
     if not name.is_trimmed:
         raise InvalidTopicName(f"The topic name {_shown(name.full)} begins or ends with white space.")
     if local.startswith(RESERVED_PREFIXES):
@@ -288,12 +291,20 @@ def check_subscription_name(name: str) -> None:
     """Refuse a name that no subscription can have, however it is given; raises InvalidTopicName."""
     if not name.strip() or name != name.strip():
         raise InvalidTopicName(f"The subscription name {_shown(name)} is empty or begins or ends with white space.")
-    if len(name) > MAX_SUBSCRIPTION_LENGTH:
-        raise InvalidTopicName(
-            f"The subscription name {_shown(name)} has {len(name)} characters; the limit is {MAX_SUBSCRIPTION_LENGTH}."
-        )
+    _check_harmless("subscription", name)
     _check_characters("Subscription name", name, name)
     _check_stored("Subscription name", name, name, MAX_STORED_LENGTH)
+
+
+def _check_harmless(what: str, name: str) -> None:
+    """Refuse what other tools would take for something else: path steps, quotes, markup, escapes; and names nobody can read."""
+    harmful = name if name in (".", "..") else "".join(_HARMFUL.findall(name)[:1])
+    if harmful:
+        raise InvalidTopicName(
+            f"The {what} name {_shown(name)} has {harmful} in it, which other tools take for something else."
+        )
+    if len(name) > MAX_NEW_LENGTH:
+        raise InvalidTopicName(f"The {what} name {_shown(name)} has {len(name)} characters; the limit is {MAX_NEW_LENGTH}.")
 
 
 def _check_characters(what: str, shown: str, local: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from braid import __version__
-from braid.model.names import MAX_SUBSCRIPTION_LENGTH
+from braid.model.names import MAX_NEW_LENGTH
 from braid.web.calls import JSON_TYPE, MAX_INT64, PLAIN_TYPE, Call, Query
 
 Json = dict[str, Any]
@@ -28,7 +28,7 @@ PARTS: dict[str, tuple[Json, str]] = {
     "tenant": (_WORD, "Name of a tenant: letters, digits and - = : . _"),
     "namespace": (_WORD, "Name of a namespace inside its tenant: letters, digits and - = : . _"),
     "topic": (_NAME | {"maxLength": 2000}, "Name of a topic inside its namespace, percent-encoded"),
-    "subscription": (_NAME | {"maxLength": MAX_SUBSCRIPTION_LENGTH}, "Name of a subscription, percent-encoded"),
+    "subscription": (_NAME | {"maxLength": MAX_NEW_LENGTH}, "Name of a subscription, percent-encoded"),
     "bundle": ({"type": "string", "pattern": "^0x[0-9a-f]{8}_0x[0-9a-f]{8}$"}, "A bundle, such as 0x00000000_0x40000000"),
     "broker": (_NAME, "A broker: its host and HTTP port"),
     "role": (_NAME | {"maxLength": 1000}, "Name of a role"),

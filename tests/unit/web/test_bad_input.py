@@ -72,8 +72,9 @@ NOT_AS_WORDS = [
     "a?b",
     "a#b",
 ]
-NOT_AS_TOPICS = [" a", "a ", "/", "a/b", "__a", "_braid.a", "a-partition-3", "orders/0000-7fff-3"]
-NOT_AS_SUBSCRIPTIONS = [" a", "a "]
+NOT_AS_ANY_NEW = [" a", "a ", ".", "..", "%2F", "a%2Fb", "\\", "a'b", 'a"b', "<script>", "x" * 300]
+NOT_AS_TOPICS = [*NOT_AS_ANY_NEW, "/", "a/b", "__a", "_braid.a", "a-partition-3", "orders/0000-7fff-3"]
+NOT_AS_SUBSCRIPTIONS = NOT_AS_ANY_NEW
 NOT_UTF8 = "%ff"
 # Row "Numbers".
 NUMBERS = [
@@ -298,9 +299,7 @@ def test_subscriptions_of_bad_names_are_not_made_by_either_protocol(raw: Raw, br
     assert persisted(raw) == before
 
 
-@pytest.mark.parametrize(
-    "name", ["<script>alert(1)", "a'b", 'a"b', "a\\b", "{}", "$(id)", "'; DROP TABLE x; --", "%41", "é", ".", ".."]
-)
+@pytest.mark.parametrize("name", ["{}", "$(id)", "; DROP TABLE x; --", "100%", "é", "...", "a b"])
 def test_strange_but_visible_names_are_names_like_any_other(raw: Raw, name: str) -> None:
     """Stored, listed, shown as JSON or inside a quoted label, and deleted again; never interpreted."""
     path = f"{ROOT}/persistent/public/default/{quote(name, safe='').replace('.', '%2E')}"
