@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import braid
 from braid.broker.config import BrokerConfig
+from braid.model import names
 from braid.testing.broker import BackgroundBroker
 from braid.web.config import StandaloneConfig
 
@@ -45,6 +47,13 @@ def test_counters_and_gauges_follow_the_traffic(braid_broker: BackgroundBroker) 
     assert seen[f"pulsar_subscription_back_log{backlog}"] == 2
 
 
+@pytest.fixture
+def older_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Topics as an earlier version may have made them, with quotes in their names."""
+    monkeypatch.setattr(names, "_check_harmless", lambda _what, _name: None)
+
+
+@pytest.mark.usefixtures("older_names")
 def test_prometheus_reads_the_page_and_no_series_comes_twice(braid_broker: BackgroundBroker) -> None:
     async def work() -> str:
         async with braid.connect(braid_broker.service_url) as client:
@@ -67,6 +76,7 @@ def test_prometheus_reads_the_page_and_no_series_comes_twice(braid_broker: Backg
             assert {each.labels.get("cluster") for each in family.samples} == {"standalone"}, family.name
 
 
+@pytest.mark.usefixtures("older_names")
 def test_hostile_names_stay_inside_their_label(braid_broker: BackgroundBroker) -> None:
     async def work() -> str:
         async with braid.connect(braid_broker.service_url) as client:
