@@ -164,6 +164,14 @@ class TransactionConflict(Conflict):
     code = 23
 
 
+class ConsumerDisplaced(Conflict):
+    """Another consumer took this one's name over; the newest connection wins. Use another name, or close the other consumer."""
+
+
+class CheckpointOutdated(Conflict):
+    """A checkpoint of an earlier incarnation of the topic, or of a segment that retention has removed; nothing was read."""
+
+
 class ProducerFenced(Conflict):
     """Exclusive access to the topic was lost for good."""
 
@@ -203,6 +211,10 @@ class InvalidArgument(Rejected):
     """A value outside its documented range."""
 
     status = 412
+
+
+class CheckpointInvalid(InvalidArgument):
+    """Bytes that are no checkpoint, or one of another topic."""
 
 
 class PreconditionFailed(Rejected):
@@ -249,6 +261,15 @@ class NotReady(Unavailable):
 
     code = 6
     advice = Advice.REFRESH
+
+
+class LedElsewhere(NotReady):
+    """Another broker leads the topic, or nobody does at the moment; ask that one."""
+
+    def __init__(self, message: str = "", broker_id: str | None = None) -> None:
+        super().__init__(message)
+        self.broker_id = broker_id
+        """Of the leader, if there is one."""
 
 
 class QuotaHeld(Unavailable):

@@ -1,0 +1,157 @@
+"""Ports and values between scalable topics and the rest: `SegmentOps` (controller -> segments, near or far) and what is told to
+consumers. Holds no state and does no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from braid.model.hashranges import HashRange
+from braid.model.names import TopicName
+from braid.model.positions import Position
+from braid.scalable.records import Initial
+
+
+class Sealed(msgspec.Struct, frozen=True, rename="camel"):
+    """Answer to a terminate: where the segment ends, and the deduplication state its children must know."""
+
+    position: Position
+    producers: dict[str, int] = {}
+
+
+class SegmentBacklog(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What one subscription has left in one segment."""
+
+    messages: int
+    is_terminated: bool
+    consumers: tuple[str, ...] = ()
+    """Names of the attached consumers."""
+
+    @property
+    def is_drained(self) -> bool:
+        """Nothing is left and nothing can come (INV8)."""
+        return self.is_terminated and self.messages == 0
+
+
+class SegmentStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Load and backlog of one segment, as its owner sees them."""
+
+    owner: str = ""
+    msg_rate_in: float = 0.0
+    bytes_rate_in: float = 0.0
+    msg_rate_out: float = 0.0
+    bytes_rate_out: float = 0.0
+    messages: int = 0
+    storage_size: int = 0
+    producers: int = 0
+    backlog: dict[str, int] = {}
+    """Messages by subscription."""
+    consumers: dict[str, tuple[str, ...]] = {}
+    """Names of attached consumers by subscription."""
+
+
+class SegmentOps(Protocol):
+    """What a controller does to segments, wherever their owners are. `segment` is always the physical name.
+
+    `epoch` is the leader's epoch and `incarnation` the topic's: owners refuse a stale leader (StaleLeader) and another
+    incarnation (INV4, INV5). All are repeatable. Any may raise NotReady, TransportError or DeadlineExceeded: try again later;
+    after those nobody knows whether it was done.
+    """
+
+    async def create(
+        self,
+        segment: TopicName,
+        *,
+        subscriptions: Mapping[str, Initial],
+        producers: Mapping[str, int],
+        epoch: int,
+        incarnation: str,
+    ) -> None:
+        """Make the segment's topic if need be, with cursors for these subscriptions and this deduplication state."""
+        ...
+
+    async def terminate(self, segment: TopicName, *, epoch: int, incarnation: str) -> Sealed:
+        """Seal durably; returns only then (INV7). Raises TopicNotFound."""
+        ...
+
+    async def delete(self, segment: TopicName, *, epoch: int, incarnation: str) -> None:
+        """Delete the topic with its data, cursors and clients. A missing one is fine."""
+        ...
+
+    async def subscriptions(self, segment: TopicName) -> list[str]:
+        """Durable subscriptions that have a cursor there (internal ones left out). Raises TopicNotFound."""
+        ...
+
+    async def create_subscription(self, segment: TopicName, subscription: str, initial: Initial) -> None:
+        """Make the cursor if there is none. Raises TopicNotFound."""
+        ...
+
+    async def delete_subscription(self, segment: TopicName, subscription: str) -> None:
+        """Remove the cursor, closing its consumers. Missing topic or cursor is fine."""
+        ...
+
+    async def backlog(self, segment: TopicName, subscription: str) -> SegmentBacklog:
+        """Raises TopicNotFound, SubscriptionNotFound."""
+        ...
+
+    async def seek(self, segment: TopicName, subscription: str, timestamp_ms: int) -> None:
+        """Reset the cursor to the first message appended at or after the time, 0 = the beginning; consumers are closed and come
+        back. Raises TopicNotFound, SubscriptionNotFound."""
+        ...
+
+    async def skip_all(self, segment: TopicName, subscription: str) -> None:
+        """Acknowledge everything there is. Raises TopicNotFound, SubscriptionNotFound."""
+        ...
+
+    async def stats(self, segment: TopicName) -> SegmentStats:
+        """Raises TopicNotFound."""
+        ...
+
+
+class AssignedSegment(msgspec.Struct, frozen=True):
+    """A segment in a consumer's assignment."""
+
+    segment_id: int
+    hash_range: HashRange
+    topic: str
+    """Physical name of what to subscribe to."""
+
+
+class ConsumerAssignment(msgspec.Struct, frozen=True):
+    """What one stream or checkpoint consumer is to read."""
+
+    layout_epoch: int
+    segments: tuple[AssignedSegment, ...] = ()
+
+
+class ConsumerHandle(Protocol):
+    """The connection of a registered consumer, as a coordinator sees it. Compared by identity."""
+
+    def push(self, assignment: ConsumerAssignment) -> None:
+        """Tell the consumer its new assignment."""
+        ...
+
+    def displaced(self) -> None:
+        """Another connection took the name: close this consumer (CLOSE_CONSUMER)."""
+        ...
+
+
+class ConsumerRegistration(msgspec.Struct, frozen=True, eq=False):
+    """A consumer that asks for segments (command 73)."""
+
+    consumer_name: str
+    consumer_id: int
+    handle: ConsumerHandle
+
+
+class BlockedBy(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a subscription does not go on (settled.md): one element of `blocked_by`."""
+
+    kind: str
+    """draining-parent, consumer-away, no-consumer, open-transaction."""
+    segment: int | None = None
+    detail: dict[str, Any] = {}
+    since: int = 0
+    """Milliseconds since the epoch."""

@@ -1,0 +1,211 @@
+"""Records of scalable topics in the metadata store: paths and JSON (scalable.md 2), and what they become in memory.
+
+The shapes are those of PIP-468 with extra fields; unknown fields are ignored on reading. Names are encoded once, here, on their
+way into a path. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, TypeVar
+
+import msgspec
+
+from braid.errors import StoreMismatch
+from braid.model.hashranges import HashRange
+from braid.model.layout import SegmentLayout
+from braid.model.names import NamespaceName, TopicName, encode
+from braid.model.routing import Routing
+from braid.model.segments import NOT_SEALED, SegmentInfo, SegmentState
+
+TOPICS: Final = "/topics"
+REGULAR: Final = "/regular-topics"
+"""Where stream consumers of regular topics are coordinated."""
+FORMAT_VERSION: Final = 1
+
+OperationKind = Literal["create", "delete", "split", "merge", "prune"]
+SubscriptionOperation = Literal["create", "delete", "seek", "clear-backlog"]
+SubscriptionKind = Literal["STREAM", "QUEUE", "CHECKPOINT"]
+Initial = Literal["earliest", "latest"]
+
+
+class RangeRecord(msgspec.Struct, frozen=True):
+    """A hash range in JSON."""
+
+    start: int
+    end: int
+
+
+class SegmentRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """`SegmentInfo` in JSON, with the derived booleans that Pulsar writes."""
+
+    segment_id: int
+    hash_range: RangeRecord
+    state: SegmentState
+    parent_ids: tuple[int, ...]
+    child_ids: tuple[int, ...]
+    created_at_epoch: int
+    sealed_at_epoch: int
+    created_at_ms: int
+    sealed_at_ms: int
+    legacy_topic_name: str | None = None
+
+
+class PendingOperation(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What the leader is doing to the topic (INV6); written before any segment is touched, removed when everything is done.
+
+    `stage` says how far it is: `prepare` = the layout is still the old one; `finish` = the layout is the new one, and only the
+    work behind it is left (late cursors, deletion of pruned segments)."""
+
+    kind: OperationKind
+    operation_id: str
+    stage: Literal["prepare", "finish"] = "prepare"
+    started_ms: int = 0
+    parents: tuple[int, ...] = ()
+    """Segments to be sealed (split, merge)."""
+    children: tuple[SegmentRecord, ...] = ()
+    """Segments to be created (split, merge, create)."""
+    pruned: tuple[SegmentRecord, ...] = ()
+    """Segments that left the layout and whose topics are still to be deleted (prune)."""
+
+
+class ScalableTopicMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """`/topics/{tenant}/{namespace}/{encoded local name}`: the record that makes a scalable topic."""
+
+    epoch: int
+    next_segment_id: int
+    segments: dict[int, SegmentRecord]
+    properties: dict[str, str] = msgspec.field(default_factory=dict)
+    auto_scale_policy: dict[str, Any] | None = None
+    migrated_from: dict[str, Any] | None = None
+    incarnation: str = ""
+    routing: Routing = Routing.HIGH16
+    leader_epoch: int = 0
+    """Of the leader that claimed the record last (INV4)."""
+    pending_operation: PendingOperation | None = None
+    created_ms: int = 0
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def layout(self) -> SegmentLayout:
+        return SegmentLayout(
+            self.epoch,
+            self.next_segment_id,
+            {number: from_record(each) for number, each in self.segments.items()},
+            self.routing,
+        )
+
+    def with_layout(self, layout: SegmentLayout) -> ScalableTopicMetadata:
+        """The same record, everything but the layout kept (scalable.md 2.2)."""
+        return msgspec.structs.replace(
+            self,
+            epoch=layout.epoch,
+            next_segment_id=layout.next_segment_id,
+            segments={number: to_record(each) for number, each in layout.all_segments.items()},
+        )
+
+    @property
+    def is_deleting(self) -> bool:
+        return self.pending_operation is not None and self.pending_operation.kind == "delete"
+
+
+class SubscriptionChange(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What the leader is doing to a subscription (INV6)."""
+
+    kind: SubscriptionOperation
+    operation_id: str
+    timestamp_ms: int = 0
+    """Target of a seek."""
+    started_ms: int = 0
+
+
+class SubscriptionMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """`.../subscriptions/{encoded name}`."""
+
+    type: SubscriptionKind = "STREAM"
+    initial: Initial = "earliest"
+    created_at_epoch: int = -1
+    """Layout epoch when it was made: segments created later start at Earliest for it, whatever a consumer asks for (L-07)."""
+    created_ms: int = 0
+    pending: SubscriptionChange | None = None
+    leader_epoch: int = 0
+
+
+class RegistrationRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """`.../subscriptions/{name}/consumers/{encoded consumer name}`: the durable session; `{}` is valid (D-5)."""
+
+    epoch: int = -1
+    """Layout epoch of the last assignment."""
+    segments: tuple[int, ...] = ()
+    absent_since_ms: int | None = None
+    """Written once, by a new leader that restores the registration without a connection (hole 15)."""
+
+
+R = TypeVar("R", ScalableTopicMetadata, SubscriptionMetadata, RegistrationRecord)
+
+
+def to_record(segment: SegmentInfo) -> SegmentRecord:
+    return SegmentRecord(
+        segment_id=segment.segment_id,
+        hash_range=RangeRecord(segment.hash_range.start, segment.hash_range.end),
+        state=segment.state,
+        parent_ids=segment.parent_ids,
+        child_ids=segment.child_ids,
+        created_at_epoch=segment.created_at_epoch,
+        sealed_at_epoch=segment.sealed_at_epoch,
+        created_at_ms=segment.created_at_ms,
+        sealed_at_ms=segment.sealed_at_ms,
+        legacy_topic_name=segment.legacy_topic_name,
+    )
+
+
+def from_record(record: SegmentRecord) -> SegmentInfo:
+    return SegmentInfo(
+        segment_id=record.segment_id,
+        hash_range=HashRange.of(record.hash_range.start, record.hash_range.end),
+        state=record.state,
+        parent_ids=record.parent_ids,
+        child_ids=record.child_ids,
+        created_at_epoch=record.created_at_epoch,
+        sealed_at_epoch=record.sealed_at_epoch if record.state is SegmentState.SEALED else NOT_SEALED,
+        created_at_ms=record.created_at_ms,
+        sealed_at_ms=record.sealed_at_ms if record.state is SegmentState.SEALED else NOT_SEALED,
+        legacy_topic_name=record.legacy_topic_name,
+    )
+
+
+def namespace_path(namespace: NamespaceName) -> str:
+    """The collection of a namespace's scalable topics."""
+    return f"{TOPICS}/{namespace.tenant}/{namespace.local_name}"
+
+
+def topic_path(topic: TopicName, root: str = TOPICS) -> str:
+    """The record of a scalable topic; with `REGULAR` the place of a regular topic's coordination."""
+    return f"{root}/{topic.tenant}/{topic.namespace_portion}/{encode(topic.scalable.local_name)}"
+
+
+def controller_path(topic: TopicName, root: str = TOPICS) -> str:
+    return f"{topic_path(topic, root)}/controller"
+
+
+def subscriptions_path(topic: TopicName, root: str = TOPICS) -> str:
+    return f"{topic_path(topic, root)}/subscriptions"
+
+
+def subscription_path(topic: TopicName, subscription: str, root: str = TOPICS) -> str:
+    return f"{subscriptions_path(topic, root)}/{encode(subscription)}"
+
+
+def consumers_path(topic: TopicName, subscription: str, root: str = TOPICS) -> str:
+    return f"{subscription_path(topic, subscription, root)}/consumers"
+
+
+def consumer_path(topic: TopicName, subscription: str, consumer: str, root: str = TOPICS) -> str:
+    return f"{consumers_path(topic, subscription, root)}/{encode(consumer)}"
+
+
+def decode(kind: type[R], key: str, value: bytes) -> R:
+    """A record from JSON; StoreMismatch if it cannot be read."""
+    try:
+        return msgspec.json.decode(value or b"{}", type=kind)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise StoreMismatch(f"The record {key} cannot be read: {error}.") from error
