@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.broker_process import WORK
 from bench.report import Report, machine_facts, save, show
-from bench.scenarios import cluster, delivery, latency, memory, publish, restart
+from bench.scenarios import clients, cluster, delivery, latency, memory, publish, restart, scalable
 from bench.scenarios.bench_run import Run
 
 SCENARIOS = {
@@ -32,6 +32,8 @@ SCENARIOS = {
     "memory": memory.measure,
     "restart": restart.measure,
     "cluster": cluster.measure,
+    "scalable": scalable.measure,
+    "clients": clients.measure,
 }
 
 

@@ -4,7 +4,8 @@ A program gets the service URL and a prefix for its topics. It writes one line p
 `pass CHECK`, `skip CHECK WHY` (its client has no such thing) or `fail CHECK WHY`, and asks for what it cannot do itself with
 `do REQUEST ...`; the answer `done ...` or `failed ...` comes on its standard input. Requests: `partitions TOPIC COUNT`,
 `terminate TOPIC`, `consumer TOPIC` (which connection serves the topic's one consumer) and `restart` (kill -9, then start on
-the same ports and data).
+the same ports and data); for scalable topics `scalable TOPIC SEGMENTS` (create it, keys routed by the low half of their hash,
+as the V5 client does), `layout TOPIC` (answers `ID:START-END` of each active segment), `split TOPIC ID`, `merge TOPIC ID ID`.
 
 Exit code 0: every program passed all its checks, and the broker logged no error.
 """
@@ -72,6 +73,14 @@ CLIENTS = [
         version=r"<pulsar.version>([\d.]+)<",
         build=("mvn", "--quiet", "--batch-mode", "compile", f"-Dwork={WORK}/java"),
         run=("java", "-Xmx512m", "-cp", f"{WORK}/java/classes:{WORK}/java/lib/*", "braid.clients.Main"),
+    ),
+    Client(
+        name="java-v5",
+        tools=("java", "mvn"),
+        manifest="pom.xml",
+        version=r"<pulsar.version>([\w.-]+)<",
+        build=("mvn", "--quiet", "--batch-mode", "compile", f"-Dwork={WORK}/java-v5"),
+        run=("java", "-Xmx512m", "-cp", f"{WORK}/java-v5/classes:{WORK}/java-v5/lib/*", "braid.clients.v5.Main"),
     ),
 ]
 
@@ -144,24 +153,44 @@ class Broker:
 
     def admin(self, method: str, topic: str, action: str, body: str = "") -> str:
         """One REST call about a topic."""
-        url = f"http://localhost:{self._http_port}/admin/v2/{topic.replace('://', '/')}/{action}"
+        url = f"http://localhost:{self._http_port}/admin/v2/{topic.replace('://', '/')}{action}"
         request = urllib.request.Request(url, body.encode(), {"Content-Type": "application/json"}, method=method)
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return str(answer.read().decode())
+        try:
+            with urllib.request.urlopen(request, timeout=40) as answer:
+                return str(answer.read().decode())
+        except urllib.error.HTTPError as error:
+            raise ValueError(f"{error.code} {error.read().decode()}") from error
+
+    def scalable(self, method: str, topic: str, action: str = "") -> str:
+        """One REST call about a scalable topic."""
+        return self.admin(method, topic.replace("topic://", "scalable/"), action)
+
+    def layout(self, topic: str) -> str:
+        segments = json.loads(self.scalable("GET", topic))["segments"].values()
+        active = sorted((each["hashRange"]["start"], each) for each in segments if each["state"] == "ACTIVE")
+        return " ".join(f"{each['segmentId']}:{start:x}-{each['hashRange']['end']:x}" for start, each in active)
 
     def serve(self, request: list[str]) -> str:
         """Do what a program asked for; returns the answer's text."""
         match request:
             case ["partitions", topic, count]:
-                self.admin("PUT", topic, "partitions", count)
+                self.admin("PUT", topic, "/partitions", count)
             case ["terminate", topic]:
-                self.admin("POST", topic, "terminate")
+                self.admin("POST", topic, "/terminate")
             case ["consumer", topic]:
-                stats = json.loads(self.admin("GET", topic, "stats"))
+                stats = json.loads(self.admin("GET", topic, "/stats"))
                 consumers = [each for subscription in stats["subscriptions"].values() for each in subscription["consumers"]]
                 if len(consumers) != 1:
                     raise ValueError(f"the topic has {len(consumers)} consumers, not one")
                 return f"{consumers[0]['address']} since {consumers[0]['connectedSince']}"
+            case ["scalable", topic, segments]:
+                self.scalable("PUT", topic, f"?numInitialSegments={segments}&routing=low16")
+            case ["layout", topic]:
+                return self.layout(topic)
+            case ["split", topic, segment]:
+                self.scalable("POST", topic, f"/split/{segment}")
+            case ["merge", topic, one, other]:
+                self.scalable("POST", topic, f"/merge/{one}/{other}")
             case ["restart"]:
                 self.restart()
             case _:
@@ -210,7 +239,7 @@ def run(client: Client, broker: Broker, prefix: str, checks: str, report: Report
         if word == "do":
             try:
                 answer = f"done {broker.serve(rest.split())}"
-            except (OSError, ValueError, urllib.error.HTTPError) as error:
+            except (OSError, ValueError) as error:
                 answer = f"failed {error}"
             process.stdin.write(answer.strip() + "\n")
             process.stdin.flush()

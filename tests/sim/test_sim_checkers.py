@@ -44,10 +44,39 @@ def names(found: list[Violation]) -> list[str]:
 def test_no_loss() -> None:
     good = history(JOIN, sent(0, "invoke"), sent(0), sent(1, "invoke"), sent(1, "info"), got(0))
     assert checkers.no_loss(good) == []
-    lost = history(JOIN, sent(0, "invoke"), sent(0), sent(1, "invoke"), sent(1), got(0))
+    lost_rows = (JOIN, sent(0, "invoke"), sent(0), sent(1, "invoke"), sent(1), got(0))
+    lost = history(*lost_rows)
     assert names(checkers.no_loss(lost)) == ["C1"] and "'p', 'k', 1" in checkers.no_loss(lost)[0].text
     late = history(sent(0, "invoke"), sent(0), JOIN)
     assert checkers.no_loss(late) == []
+    meanwhile = history(sent(0, "invoke"), JOIN, sent(0))
+    assert checkers.no_loss(meanwhile) == [], "it may have been stored before"
+    assert checkers.no_loss(history(*lost_rows, ("a", "invoke", "unsubscribe", [T, "s"]))) == []
+
+
+def test_flush_waits_for_every_answer() -> None:
+    def flush(*unanswered: int) -> list[Event]:
+        return history(("p", "ok", "flush", [T, "p", list(unanswered)]))
+
+    assert checkers.no_loss(flush()) == []
+    assert names(checkers.no_loss(flush(3))) == ["C1"]
+
+
+def test_a_subscription_that_was_reset_begins_anew() -> None:
+    def check(*rows: tuple[Any, ...]) -> list[str]:
+        return names(checkers.begun_anew(history(*rows), subscription="s", start_ms=0))
+
+    before = (sent(0, "invoke"), sent(0), sent(1, "invoke"), sent(1))
+    seek, done = ("a", "invoke", "seek-to", [T, "s", 1500]), ("a", "ok", "seek-to", [T, "s", 1500])
+    assert check(*before, seek, done, got(1)) == []
+    assert check(*before, seek, got(1), done) == [], "it may come before the administrator is told"
+    assert check(*before, got(1), seek, done) == ["C1"]
+    assert check(*before, seek, done, got(0), got(1)) == ["C1"]
+    clear, cleared = ("a", "invoke", "clear-backlog", [T, "s"]), ("a", "ok", "clear-backlog", [T, "s"])
+    assert check(*before, clear, cleared) == []
+    assert check(*before, clear, cleared, got(0)) == ["C1"]
+    assert check(*before, clear, cleared, sent(2, "invoke"), sent(2)) == ["C1"]
+    assert check(*before, seek, done, seek) == [], "nobody knows what became of the last one"
 
 
 def test_no_phantom() -> None:

@@ -17,11 +17,14 @@ from braid import __version__
 from braid.broker.commands import ASYNC_COMMANDS, SYNC_COMMANDS
 from braid.broker.consumer import Consumer
 from braid.broker.link import Link
-from braid.broker.producer import Producer
+from braid.broker.producer import Producer, refusal_frame
+from braid.broker.scalable_consumers import ScalableConsumer
 from braid.broker.service import BrokerService
 from braid.errors import BraidError, NotAllowed, Overloaded, ProtocolError
 from braid.runtime.logs import LogOnce
 from braid.runtime.tasks import Tasks
+from braid.scalable.dag_watch import DagWatchSession
+from braid.scalable.namespace_watch import NamespaceWatchSession
 from braid.wire import messages
 from braid.wire.commands import Command
 from braid.wire.replies import PING, connected, error
@@ -52,9 +55,14 @@ class BrokerConnection(asyncio.Protocol):
         self.tasks = Tasks("connection")
         self.producers: dict[int, Producer] = {}
         self.consumers: dict[int, Consumer] = {}
+        self.scalable_consumers: dict[int, ScalableConsumer] = {}
+        self.watches: dict[int, DagWatchSession] = {}
+        """Layout sessions, by their own ids."""
+        self.namespace_watches: dict[int, NamespaceWatchSession] = {}
         self.creating: dict[tuple[str, int], bool] = {}
-        """Producers and consumers under way, by kind and id; True once the client has closed it again meanwhile."""
-        self._closed_producers: OrderedDict[int, float] = OrderedDict()
+        """Producers, consumers and watches under way, by kind and id; True once the client has closed it again meanwhile."""
+        self._closed_producers: OrderedDict[int, tuple[float, BraidError | None]] = OrderedDict()
+        """Those closed by the broker: when, and what their late messages are answered with."""
         self._transport: asyncio.Transport | None = None
         self._is_reading = True
         self._is_over = False
@@ -126,6 +134,15 @@ class BrokerConnection(asyncio.Protocol):
         for consumer in list(self.consumers.values()):
             consumer.subscription.detach(consumer)
         self.consumers.clear()
+        for scalable in list(self.scalable_consumers.values()):
+            scalable.lost()
+        self.scalable_consumers.clear()
+        for layout_watch in list(self.watches.values()):
+            layout_watch.close()
+        for namespace_watch in list(self.namespace_watches.values()):
+            namespace_watch.close()
+        self.watches.clear()
+        self.namespace_watches.clear()
 
     # Commands.
 
@@ -169,13 +186,20 @@ class BrokerConnection(asyncio.Protocol):
         link = self.link
         link.client_version = body.client_version
         link.protocol_version = body.protocol_version
+        link.is_braid = body.feature_flags.supports_braid
         flags = messages.FeatureFlags(supports_get_partitioned_metadata_without_auto_creation=True)
+        if self.service.has_scalable:
+            flags.supports_scalable_topics = True
+        if link.is_braid:
+            flags.supports_braid = True
         link.write(connected(f"Braid {__version__}", body.protocol_version, self.config.max_message_size, flags))
 
     def _send_without_producer(self, send: Send) -> None:
-        closed = self._closed_producers.get(send.producer_id)
-        if closed is not None and self.clock.monotonic() - closed < self.config.keep_alive_seconds:
-            return  # it crossed our CLOSE_PRODUCER on the way
+        closed, refusal = self._closed_producers.get(send.producer_id, (float("-inf"), None))
+        if self.clock.monotonic() - closed < self.config.keep_alive_seconds:  # it crossed our CLOSE_PRODUCER on the way
+            if refusal is not None:
+                self.link.write(refusal_frame(send, refusal))
+            return
         self._drop(ProtocolError(f"A SEND came for producer {send.producer_id}, which does not exist on this connection."))
 
     def _drop(self, broken: ProtocolError) -> None:
@@ -203,7 +227,7 @@ class BrokerConnection(asyncio.Protocol):
         """The broker closed it; SENDs that are already on the way are dropped for a while."""
         if self.producers.get(producer.producer_id) is producer:
             del self.producers[producer.producer_id]
-        self._closed_producers[producer.producer_id] = self.clock.monotonic()
+        self._closed_producers[producer.producer_id] = (self.clock.monotonic(), producer.refusal)
         self._closed_producers.move_to_end(producer.producer_id)
         if len(self._closed_producers) > RECENTLY_CLOSED:
             self._closed_producers.popitem(last=False)

@@ -7,6 +7,7 @@ internal cursor every so many entries and replayed from there on load.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 
 from braid.managedledger.api import Entry
@@ -17,6 +18,8 @@ from braid.wire.commands import signed64
 from braid.wire.entries import entry_metadata
 
 CURSOR_NAME = "pulsar.dedup"
+REQUESTED = "braid.requested"
+"""Property of the cursor: a producer asked for deduplication, so that it stays whatever the namespace's policy says."""
 PARTIAL = -2
 """In place of a highest sequence id: a chunk that is not the last one of its message."""
 REPLAY_ENTRIES = 1000
@@ -44,9 +47,13 @@ class MessageDeduplication:
         self._since_snapshot = 0
 
     @classmethod
-    async def load(cls, log: ManagedLedger, *, snapshot_entries: int, max_producers: int) -> MessageDeduplication:
+    async def load(
+        cls, log: ManagedLedger, *, snapshot_entries: int, max_producers: int, is_requested: bool = False
+    ) -> MessageDeduplication:
         """Restore the state from the snapshot and the entries behind it. A first use starts at the end of the log."""
-        cursor = log.cursors.get(CURSOR_NAME) or await log.open_cursor(CURSOR_NAME, initial="latest")
+        cursor = log.cursors.get(CURSOR_NAME) or await log.open_cursor(
+            CURSOR_NAME, initial="latest", properties={REQUESTED: "true"} if is_requested else None
+        )
         self = cls(log, cursor, snapshot_entries=snapshot_entries, max_producers=max_producers)
         self._stored.update(cursor.position_properties)
         position = log.position_after(cursor.mark_delete)
@@ -106,6 +113,19 @@ class MessageDeduplication:
         """Record the stored map as of `position`; written with the cursor."""
         self._since_snapshot = 0
         self._cursor.acknowledge_cumulative(position, None, dict(self._stored))
+
+    async def adopt(self, producers: Mapping[str, int]) -> None:
+        """Learn what producers have stored elsewhere, in the segments this one follows; durable when this returns."""
+        for name, sequence_id in producers.items():
+            self._remember(name, sequence_id)
+            self._pushed[name] = max(self._pushed.get(name, -1), sequence_id)
+        self._cursor.acknowledge_cumulative(self._cursor.mark_delete, None, dict(self._stored))
+        await self._cursor.flush()
+
+    @property
+    def last_stored(self) -> dict[str, int]:
+        """Highest stored sequence id by producer."""
+        return dict(self._stored)
 
     def last_sequence_id(self, name: str) -> int:
         return self._pushed.get(name, -1)

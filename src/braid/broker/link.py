@@ -30,6 +30,7 @@ class Link:
         "_probes",
         "_transport",
         "client_version",
+        "is_braid",
         "is_open",
         "is_writable",
         "peer",
@@ -50,6 +51,8 @@ class Link:
         self.peer = "?"
         self.client_version = ""
         self.protocol_version = 0
+        self.is_braid = False
+        """Whether the client knows Braid's own extensions of the protocol."""
         self.is_open = False
         self.is_writable = True
         self.pending_publishes = 0

@@ -39,6 +39,8 @@ class ProducerInfo(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: bytes = b""
 
 
+DEDUPLICATION = "__braid.dedup"
+"""Key of a producer's metadata; the value `true` asks for deduplication of its messages (settled.md)."""
 PublishContext = tuple["Producer", int, int, int]
 """What travels with an entry through the log: producer, sequence id, highest sequence id (-1 = none), bytes."""
 
@@ -55,6 +57,7 @@ class Producer:
 
     __slots__ = (
         "admission",
+        "asks_dedup",
         "bytes_in",
         "completed",
         "connected_ms",
@@ -67,6 +70,7 @@ class Producer:
         "on_closed",
         "producer_id",
         "pushed",
+        "refusal",
         "topic",
     )
 
@@ -77,6 +81,9 @@ class Producer:
         self.topic = topic
         self.connected_ms = connected_ms
         self.is_closed = False
+        self.asks_dedup = info.metadata.get(DEDUPLICATION, "").lower() == "true"
+        self.refusal: BraidError | None = None
+        """What every further message is answered with."""
         self.admission = Admission(is_ready=False)
         self.pushed = 0
         """Entries handed to the log."""
@@ -94,6 +101,9 @@ class Producer:
         body = send.entry
         sequence_id = send.sequence_id
         if not self.admission.is_ready:
+            if self.refusal is not None:
+                self._refuse(send, self.refusal)
+                return
             raise ProtocolError(f"Producer {self.producer_id} sent a message while it waits for exclusive access.")
         messages = admit(body)
         if not messages:
@@ -105,7 +115,7 @@ class Producer:
         topic = self.topic
         highest = send.highest_sequence_id
         was_judged = False
-        if topic.dedup is not None:
+        if topic.dedup is not None and (topic.deduplicates_all or self.asks_dedup):
             if _is_partial(body):
                 highest = PARTIAL  # only the last chunk is judged and remembered
             elif not self._is_new(send, highest):
@@ -124,7 +134,19 @@ class Producer:
             self.link.pending_publishes -= 1
             self.completed += 1
             topic.add_refused(self, error, was_judged=was_judged)
+            if self.refusal is not None:
+                self._refuse(send, self.refusal)
             self.after_completions()
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether duplicates of this producer are found."""
+        return self.topic.dedup is not None and (self.topic.deduplicates_all or self.asks_dedup)
+
+    def refuse_all(self, failure: BraidError) -> None:
+        """From now on each message gets this answer, after those that were taken got theirs."""
+        self.refusal = failure
+        self.admission = Admission(is_ready=False)
 
     def _is_new(self, send: Send, highest: int) -> bool:
         """Deduplicate: duplicates get a receipt without position, undetermined ones are to be sent again."""
@@ -141,9 +163,7 @@ class Producer:
         return verdict is Verdict.NEW
 
     def _refuse(self, send: Send, error: BraidError) -> None:
-        self.reply_in_order(
-            send_error(self.producer_id, max(send.sequence_id, send.highest_sequence_id), error.code, error.message)
-        )
+        self.reply_in_order(refusal_frame(send, error))
 
     def reply_in_order(self, frame: bytes) -> None:
         """Send `frame` once everything published before it has been answered."""
@@ -166,6 +186,11 @@ class Producer:
             done()
         else:
             self.idle_callback = done
+
+
+def refusal_frame(send: Send, error: BraidError) -> bytes:
+    """SEND_ERROR for one message."""
+    return send_error(send.producer_id, max(send.sequence_id, send.highest_sequence_id), error.code, error.message)
 
 
 def _why_not_allowed(send: Send, messages: int) -> BraidError:

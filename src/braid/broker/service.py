@@ -11,16 +11,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 from braid import __version__
 from braid.broker.budget import PublishBudget
-from braid.broker.catalog import TopicCatalog
 from braid.broker.config import BrokerConfig
 from braid.broker.namespaces import Namespaces
 from braid.broker.ownership import BundleUnloading, OwnedElsewhere, Ownership
 from braid.broker.policy_watch import PolicyWatch
 from braid.broker.registry import BrokerInfo
+from braid.broker.scalable_topics import ScalableTopics
+from braid.broker.segments import LocalSegments, RoutedSegments
 from braid.broker.topic import Topic
+from braid.broker.topic_records import INCARNATION, TopicRecords
 from braid.errors import (
     BraidError,
     Closed,
@@ -34,16 +37,18 @@ from braid.managedledger.factory import ManagedLedgerFactory
 from braid.managedledger.schemas import SchemaStorage
 from braid.metadata.api import MetadataStore
 from braid.model.bundles import Bundle, hash_of
-from braid.model.names import NamespaceName, TopicName
+from braid.model.names import Domain, NamespaceName, TopicName
 from braid.runtime.env import Runtime
 from braid.runtime.tasks import Tasks
+from braid.scalable.config import ScalableConfig
 
 log = logging.getLogger(__name__)
+DEFAULT_SCALABLE = ScalableConfig()
 CLOSING_AT_ONCE = 64
 """Topics that are closed at the same time: their last writes share commits."""
 
 
-class BrokerService(TopicCatalog):
+class BrokerService(ScalableTopics):
     """Everything a connection or an admin request can reach."""
 
     def __init__(
@@ -53,13 +58,19 @@ class BrokerService(TopicCatalog):
         metadata: MetadataStore,
         logs: ManagedLedgerFactory,
         schemas: SchemaStorage,
+        *,
+        scalable: ScalableConfig = DEFAULT_SCALABLE,
     ) -> None:
-        super().__init__(Namespaces(metadata, config), logs)
+        super().__init__(Namespaces(metadata, config), logs, TopicRecords(metadata), has_scalable=scalable.enabled)
         self.runtime = runtime
         self.config = config
         self.metadata = metadata
         self.schemas = schemas
         self.ownership = Ownership(runtime, config, metadata, self.namespaces, self)
+        self.local_segments = LocalSegments(self)
+        """What this broker does to the segments it owns."""
+        self.segments = RoutedSegments(self, self.local_segments)
+        self._compose(runtime, metadata, scalable, self.segments)
         self.budget = PublishBudget(config.max_pending_publish_bytes)
         self.topics: dict[str, Topic] = {}
         self._loading: dict[str, asyncio.Future[Topic]] = {}
@@ -93,11 +104,13 @@ class BrokerService(TopicCatalog):
             incarnation=self.ownership.incarnation,
         )
         await self.ownership.start(me)
+        await self._start_scalable()
 
     async def close(self) -> None:
         """Close every topic, then stop. Other brokers take over when the topics are closed."""
         self._is_closed = True
         await self.ownership.leave()
+        await self._close_scalable()
         for loading in list(self._loading.values()):
             await asyncio.wait([loading])
         await self._close_topics(list(self.topics.values()))
@@ -107,6 +120,7 @@ class BrokerService(TopicCatalog):
     async def kill(self) -> None:
         """End at once, as a crash would: nothing more is written, nobody is told anything."""
         self._is_closed = True
+        self._kill_scalable()
         self.ownership.kill()
         self._tasks.cancel()
         for topic in list(self.topics.values()):
@@ -187,21 +201,28 @@ class BrokerService(TopicCatalog):
 
     async def _open(self, name: TopicName, create: bool) -> Topic:
         policies = await self.namespaces.policies(name.namespace)
-        is_known = await self.logs.exists(name.managed_ledger_name)
+        incarnation = await self._segment_incarnation(name) if name.domain is Domain.SEGMENT else None
+        known = await self.logs.properties(name.managed_ledger_name)
+        is_known = known is not None
         if not is_known and not (create and await self.may_create(name)):
             raise TopicNotFound(f"The topic {name} does not exist; create it, or allow auto-creation in its namespace.")
+        if known is not None and incarnation is not None and known.get(INCARNATION, "") != incarnation:
+            raise NotReady(f"What is stored of {name} belongs to an earlier topic of that name; it is being replaced.")
         topic = Topic(self, name)
         retention = policies.retention
         managed = await self.logs.open(
             name.managed_ledger_name,
             topic,
             create=not is_known,
+            properties=None if incarnation is None else {INCARNATION: incarnation},
             retention_minutes=retention.retention_time_in_minutes,
             retention_mb=retention.retention_size_in_mb,
         )
         try:
             if not is_known:
                 await self.check_created(name)
+            if incarnation is not None:
+                managed.trim_guard = partial(self._may_trim, name)
             await topic.opened(managed, deduplicate=policies.deduplication)
         except BaseException:
             await managed.close()
@@ -273,14 +294,16 @@ class BrokerService(TopicCatalog):
         if owner is not None and owner.broker_id != self.ownership.broker_id:
             raise OwnedElsewhere(f"The topic {name}", owner)
         topic = self.topics.get(str(name))
-        if topic is None and not await self.logs.exists(name.managed_ledger_name):
-            raise TopicNotFound(f"The topic {name} does not exist.")
         if topic is not None:
             attached = len(topic.producers) + sum(len(sub.consumers) for sub in topic.subscriptions.values())
             if attached and not force:
                 raise StillInUse(f"The topic {name} has {attached} producers and consumers; close them or use force.")
             await self.unload(topic)
-        await self.logs.delete(name.managed_ledger_name)
+        try:
+            if not await self.logs.exists(name.managed_ledger_name): raise TopicNotFound("")
+            await self.logs.delete(name.managed_ledger_name)  # also one whose deletion was begun and interrupted
+        except TopicNotFound:
+            raise TopicNotFound(f"The topic {name} does not exist.") from None
 
     async def delete_partitioned(self, name: TopicName, *, force: bool) -> None:
         """Delete a partitioned topic whose partitions are all served here or nowhere. Raises OwnedElsewhere, before anything is
@@ -307,7 +330,11 @@ class BrokerService(TopicCatalog):
 
     async def delete_namespace(self, namespace: NamespaceName) -> None:
         mark = await self.namespaces.begin_deletion(namespace)
-        if await self.list_topics(namespace) or await self.namespaces.partitioned_topics(namespace):
+        if (
+            await self.list_topics(namespace)
+            or await self.namespaces.partitioned_topics(namespace)
+            or await self.records.has_any(namespace)
+        ):
             await self.namespaces.end_deletion(namespace)
             raise Conflict(f"The namespace {namespace} still has topics; delete them first.")
         await self.namespaces.finish_deletion(namespace, mark)

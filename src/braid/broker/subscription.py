@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 READ_RETRY_SECONDS = 1.0
+END_RETRY_SECONDS = 1.0
+REMEMBERED_LEAVERS = 64
 TYPE_LABELS = {
     SubType.EXCLUSIVE: "Exclusive",
     SubType.SHARED: "Shared",
@@ -57,8 +60,12 @@ class Subscription:
         self._expiry: Timer | None = None
         self._reset: asyncio.Future[None] | None = None
         self._admission = asyncio.Lock()
+        self._is_ending = False
+        """The cursor is being made durable so that the end can be told."""
         self.messages_out = 0
         self.bytes_out = 0
+        self.left_by: OrderedDict[str, None] = OrderedDict()
+        """Names of consumers that closed themselves and have not come back, the last ones."""
 
     @property
     def log(self) -> ManagedLedger:
@@ -99,6 +106,7 @@ class Subscription:
             if not self.consumers and sub_type is not self.sub_type:
                 self._become(sub_type)
             consumer = Consumer(info, link, self, self.topic.clock.now_ms())
+            self.left_by.pop(info.name, None)
             self.is_kept = False
             self.keep_until(None)
             self.dispatcher.add(consumer)
@@ -138,6 +146,15 @@ class Subscription:
         self.dispatcher.remove(consumer)
         if not self.consumers and not self.is_durable and not self.is_kept and self._reset is None:
             self.topic.drop_non_durable(self)
+
+    def left(self, consumer: Consumer) -> None:
+        """The client closed the consumer itself."""
+        self.detach(consumer)
+        if consumer.info.name:
+            self.left_by[consumer.info.name] = None
+            self.left_by.move_to_end(consumer.info.name)
+            if len(self.left_by) > REMEMBERED_LEAVERS:
+                self.left_by.popitem(last=False)
 
     def disconnect(self, consumer: Consumer) -> None:
         """Tell the client that its consumer is closed (it will subscribe again) and detach it."""
@@ -238,11 +255,40 @@ class Subscription:
             consumer.link.write(active_consumer_change(consumer.info.consumer_id, is_active))
 
     def caught_up(self) -> None:
-        """Nothing is left to send; on a terminated topic with no backlog that is the end."""
-        if self.topic.log.is_terminated and self.cursor.backlog() == 0:
-            for consumer in self.consumers:
-                if self.topic.tells_end(consumer.link):
-                    consumer.link.write(reached_end_of_topic(consumer.info.consumer_id))
+        """Nothing is left to send; on a terminated topic with no backlog that is the end.
+
+        Consumers take the end for final and do not come back, so what they acknowledged must survive a crash before they are
+        told: else it would be unread again with nobody to read it.
+        """
+        if not self._has_ended or self._is_ending:
+            return
+        if self.cursor.is_saved:
+            self._tell_end()
+        else:
+            self._is_ending = True
+            self.spawn(self._save_and_tell_end(), "end")
+
+    @property
+    def _has_ended(self) -> bool:
+        return self.topic.log.is_terminated and self.cursor.backlog() == 0
+
+    async def _save_and_tell_end(self) -> None:
+        try:
+            await self.cursor.flush()
+        except BraidError as error:
+            log.warning("the end of %s is not told to %s yet: %s", self.topic.name, self.name, error)
+            if not self.topic.is_closing:
+                self.topic.clock.call_later(END_RETRY_SECONDS, self.caught_up)
+            return
+        finally:
+            self._is_ending = False
+        if self._has_ended:  # unless it was reset meanwhile
+            self._tell_end()
+
+    def _tell_end(self) -> None:
+        for consumer in self.consumers:
+            if self.topic.tells_end(consumer.link):
+                consumer.link.write(reached_end_of_topic(consumer.info.consumer_id))
 
     def read_failed(self, error: BraidError) -> None:
         """Storage could not be read: say so and try again in a while."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from braid.broker.access import ProducerAccess
-from braid.broker.dedup import CURSOR_NAME, MessageDeduplication
+from braid.broker.dedup import CURSOR_NAME, REQUESTED, MessageDeduplication
 from braid.broker.link import Link
 from braid.broker.producer import Producer, ProducerInfo, PublishContext
 from braid.broker.subscription import Subscription
@@ -72,7 +73,9 @@ class Topic:
         "config",
         "created_ms",
         "dedup",
+        "deduplicates_all",
         "is_closing",
+        "is_segment",
         "last_publish_ms",
         "log",
         "messages_in",
@@ -90,7 +93,10 @@ class Topic:
         self.clock: Clock = service.runtime.clock
         self.budget = service.budget
         self.log: ManagedLedger
+        self.is_segment = name.descriptor is not None
         self.dedup: MessageDeduplication | None = None
+        self.deduplicates_all = False
+        """Whether every producer is deduplicated; else only those that ask for it."""
         self.tasks = Tasks(f"topic {name}")
         self.producers: dict[str, Producer] = {}
         self.access = ProducerAccess(self)
@@ -117,17 +123,43 @@ class Topic:
         await self.set_deduplication(deduplicate)
 
     async def set_deduplication(self, enabled: bool) -> None:
-        """Turn deduplication on or off for this topic; takes effect at once."""
+        """Turn deduplication on or off for all producers of this topic; takes effect at once."""
         async with self._dedup_lock:
-            if enabled and self.dedup is None:
-                self.dedup = await MessageDeduplication.load(
-                    self.log,
-                    snapshot_entries=self.config.deduplication_snapshot_entries,
-                    max_producers=self.config.deduplication_max_producers,
-                )
-            elif not enabled and CURSOR_NAME in self.log.cursors:
+            self.deduplicates_all = enabled
+            cursor = self.log.cursors.get(CURSOR_NAME)
+            is_requested = cursor is not None and REQUESTED in cursor.properties
+            if enabled or is_requested:
+                await self._load_deduplication(is_requested=is_requested)
+            elif cursor is not None:
                 self.dedup = None
                 await self.log.delete_cursor(CURSOR_NAME)
+
+    async def request_deduplication(self) -> None:
+        """A producer asks for deduplication of its own messages; from then on this topic remembers what is stored."""
+        async with self._dedup_lock:
+            await self._load_deduplication(is_requested=True)
+            cursor = self.log.cursors[CURSOR_NAME]
+            if REQUESTED not in cursor.properties:
+                await cursor.set_properties({REQUESTED: "true"})
+
+    async def _load_deduplication(self, *, is_requested: bool) -> None:
+        if self.dedup is None:
+            self.dedup = await MessageDeduplication.load(
+                self.log,
+                snapshot_entries=self.config.deduplication_snapshot_entries,
+                max_producers=self.config.deduplication_max_producers,
+                is_requested=is_requested,
+            )
+
+    async def adopt_producers(self, producers: Mapping[str, int]) -> None:
+        """What the parents of this segment have stored of these producers is a duplicate here too. Durable when it returns."""
+        await self.request_deduplication()
+        if self.dedup is not None:
+            await self.dedup.adopt(producers)
+
+    def last_sequences(self) -> dict[str, int]:
+        """Highest stored sequence id by producer, as far as deduplication knows it."""
+        return {} if self.dedup is None else self.dedup.last_stored
 
     # What the log reports.
 
@@ -221,11 +253,16 @@ class Topic:
 
     def add_refused(self, producer: Producer, failure: BraidError, *, was_judged: bool) -> None:
         """The log did not take an entry, which deduplication had found new if it `was_judged`: close the producer, for the
-        reasons of `log_failed`; its client learns more when it comes back."""
-        if not isinstance(failure, TopicTerminated):
-            self._complain("an entry was not taken", failure)
+        reasons of `log_failed`; its client learns more when it comes back. The producer of a segment that is being sealed is
+        told at once instead, for this message and all that follow, so that it can look for the children."""
         if self.dedup is not None and was_judged:
             self.dedup.refused(producer.info.name)
+        if isinstance(failure, TopicTerminated):
+            if self.is_segment:
+                producer.refuse_all(failure)
+                return
+        else:
+            self._complain("an entry was not taken", failure)
         self.disconnect_producer(producer)
         if isinstance(failure, LedgerFenced | Closed):
             self.service.topic_lost(self)
@@ -305,7 +342,7 @@ class Topic:
         return producer_success(
             info.request_id,
             info.name,
-            last_sequence_id=-1 if self.dedup is None else self.dedup.last_sequence_id(info.name),
+            last_sequence_id=self.dedup.last_sequence_id(info.name) if self.dedup is not None and producer.is_judged else -1,
             schema_version=info.schema_version,
             topic_epoch=producer.admission.topic_epoch,
             producer_ready=producer.admission.is_ready,
@@ -334,8 +371,8 @@ class Topic:
             producer.link.close()
 
     def _release_producer(self, producer: Producer) -> None:
-        """Close a producer of a log that goes on elsewhere: what it sends from now on is dropped, what is on its way is
-        answered first. So it sends nothing again that is stored, and needs no deduplication for that."""
+        """Close a producer whose messages are to go elsewhere: what it sends from now on is dropped or refused, what is on its
+        way is answered first. So it sends nothing again that is stored, and needs no deduplication for that."""
         if producer.is_closed:
             return
         self._forget(producer)
@@ -428,11 +465,23 @@ class Topic:
             raise NotReady(f"The topic {self.name} is being closed; look it up again.")
 
     async def terminate(self) -> Position:
-        """Take no more messages, durably; producers learn it when they come back (the friendly path of 4.5)."""
-        position = await self.log.terminate()
-        self.access.refuse_waiters(TopicTerminated(f"The topic {self.name} was terminated and takes no more messages."))
+        """Take no more messages, durably. Producers have the receipts of all that is stored when they are closed; they learn
+        why when they come back (the friendly path of 4.5), those of a segment also from each message they sent too late."""
+        try:
+            position = await self.log.terminate()
+        except BraidError:
+            for producer in list(self.producers.values()):
+                if producer.refusal is not None:  # it was refused too early, and must send that again, in order
+                    self._release_producer(producer)
+            raise
+        refusal = TopicTerminated(f"The topic {self.name} was terminated and takes no more messages.")
+        self.access.refuse_waiters(refusal)
         for producer in list(self.producers.values()):
-            self.disconnect_producer(producer)
+            if self.is_segment:
+                producer.refuse_all(refusal)
+                self._release_producer(producer)
+            else:
+                self.disconnect_producer(producer)
         for subscription in list(self.subscriptions.values()):
             subscription.pump()
         return position

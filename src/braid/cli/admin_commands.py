@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 import typer.main
@@ -20,7 +20,7 @@ from braid.cli import admin_work
 from braid.cli.admin_groups import DEFAULT_URL, HELP_OPTIONS, Output, Timeout, Url, Yes
 from braid.cli.admin_output import done, note, show
 from braid.cli.admin_values import message_id_of, pairs_of, start_of, target_of
-from braid.client import admin, admin_namespaces, admin_topics
+from braid.client import admin, admin_namespaces, admin_scalable, admin_topics
 from braid.client.admin import AdminClient
 from braid.client.operations import OPERATIONS, Operation, operations_of
 from braid.errors import ConfigError, ConnectFailed, NotFound
@@ -36,6 +36,8 @@ CLASSES: dict[str, type] = {
     "subscriptions": admin_topics.Subscriptions,
     "brokers": admin.Brokers,
     "bundles": admin.Bundles,
+    "scalable-topics": admin_scalable.ScalableTopics,
+    "segments": admin_scalable.Segments,
 }
 HELP = {
     "topic": "Topic, such as orders or persistent://tenant/namespace/orders.",
@@ -70,8 +72,35 @@ HELP = {
     "service_url": "Address of the cluster's admin API.",
     "broker_service_url": "Address of the cluster's brokers, pulsar://host:port.",
     "unload": "Give the halves away at once.",
+    "segments": "Number of segments it begins with.",
+    "segment": "Id of the segment.",
+    "other": "Id of the neighbour.",
+    "routing": "high16 or low16 (clients of Pulsar 5.0.0-M1); the broker's setting if not given.",
+    "kind": "stream, queue or checkpoint.",
+    "subscriptions": "Subscription it has from the start; may be repeated.",
 }
-REPEATED = {"properties": "--property", "actions": "--action", "admin_roles": "--admin-role", "clusters": "--cluster"}
+HELP_OF = {
+    "scalable-topics": {
+        "topic": "Scalable topic, such as orders or topic://tenant/namespace/orders.",
+        "at": "Where it begins: earliest or latest.",
+        "to": "earliest, an age (90m, 12h, 2d), or a time (2026-01-31T12:00:00Z).",
+        "force": "Even if it is in use: clients are disconnected.",
+    },
+    "segments": {
+        "segment": "Segment, such as segment://tenant/namespace/orders/0000-7fff-0.",
+        "at": "Where cursors begin: earliest or latest.",
+        "to": "earliest, an age (90m, 12h, 2d), or a time (2026-01-31T12:00:00Z).",
+        "force": "Even if it is in use: clients are disconnected.",
+    },
+}
+"""What a parameter means with certain nouns."""
+REPEATED = {
+    "properties": "--property",
+    "actions": "--action",
+    "admin_roles": "--admin-role",
+    "clusters": "--cluster",
+    "subscriptions": "--subscription",
+}
 """Options that may be given several times."""
 SPECIAL: Mapping[tuple[str, str], Work] = {
     ("topics", "delete"): admin_work.delete_topics,
@@ -80,60 +109,88 @@ SPECIAL: Mapping[tuple[str, str], Work] = {
 }
 """Commands that are more than one method of `AdminClient`; they take the client first."""
 LISTINGS = {
-    "topic": "braid topics list TENANT/NAMESPACE",
+    "scalable topic": "braid scalable-topics list TENANT/NAMESPACE",
+    "topic topic://": "braid scalable-topics list TENANT/NAMESPACE",
+    "topic segment://": "braid scalable-topics get-metadata TOPIC",
+    "topic ": "braid topics list TENANT/NAMESPACE",
     "partitioned topic": "braid topics partitioned TENANT/NAMESPACE",
     "subscription": "braid subscriptions list TOPIC",
     "namespace": "braid namespaces list TENANT",
     "tenant": "braid tenants list",
     "cluster": "braid clusters list",
 }
-"""Where to look when the broker says that something of this kind does not exist."""
+"""Where to look when the broker says that something of this kind does not exist; the first that fits."""
 
 
 def verbs(noun: str) -> list[str]:
     """The commands of a noun, in the order of the table."""
-    return list(dict.fromkeys(each.verb for each in OPERATIONS if each.noun == noun))
+    return list(dict.fromkeys([*(each.verb for each in OPERATIONS if each.noun == noun), *EXTRAS.get(noun, {})]))
 
 
 def make(noun: str, verb: str) -> Any:
     """The command behind a noun and verb; None if there is none."""
+    single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    if (extra := EXTRAS.get(noun, {}).get(verb)) is not None:
+        single.command(verb, epilog=f"Example: braid {noun} {verb} orders --watch", context_settings=HELP_OPTIONS)(extra)
+        return typer.main.get_command(single)
     found = operations_of(noun, verb)
     if not found:
         return None
     operation = found[0]
-    single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     example = f"Example: braid {operation.name} {operation.example}".rstrip()
     single.command(verb, help=operation.summary, epilog=example, context_settings=HELP_OPTIONS)(_command(operation))
     return typer.main.get_command(single)
 
 
-def method_of(operation: Operation[Any]) -> str:
-    """The method of `AdminClient.<noun>` behind a verb."""
-    return operation.verb.replace("-", "_")
+def _dag(
+    topic: Annotated[str, typer.Argument(help=HELP_OF["scalable-topics"]["topic"])],
+    watch: Annotated[bool, typer.Option("--watch", help="Look again and again; Ctrl-C ends it.")] = False,
+    interval: Annotated[float, typer.Option("--interval", min=0.1, max=3600, help="Seconds between two looks.")] = 2.0,
+    rows: Annotated[int, typer.Option("--rows", min=1, max=100_000, help="Segments in the table, at most.")] = 100,
+    url: Url = DEFAULT_URL,
+    output: Output = "text",
+    timeout: Timeout = 30.0,
+) -> None:
+    """Draw the segments of a scalable topic: how they came from each other, their load, and what holds subscriptions up."""
+    from braid.cli.dag import DagOptions, run
+
+    run(
+        DagOptions(
+            topic=topic,
+            is_watching=watch,
+            interval=interval,
+            rows=rows,
+            url=url,
+            is_json=_is_json(output),
+            timeout=timeout,
+        )
+    )
+
+
+EXTRAS: Mapping[str, Mapping[str, Callable[..., None]]] = {"scalable-topics": {"dag": _dag}}
+"""Commands that are no operation: by noun and verb."""
 
 
 def _command(operation: Operation[Any]) -> Callable[..., None]:
     """A function with the signature that the command line shall have."""
-    work = SPECIAL.get((operation.noun, operation.verb)) or getattr(CLASSES[operation.noun], method_of(operation))
+    work = SPECIAL.get((operation.noun, operation.verb)) or getattr(CLASSES[operation.noun], operation.method_name)
     is_special = (operation.noun, operation.verb) in SPECIAL
     own = list(inspect.signature(work).parameters.values())[1:]
     hints = get_type_hints(work)
 
     def command(**values: Any) -> None:
         url, output, timeout = values.pop("url"), values.pop("output"), values.pop("timeout")
-        if output not in ("text", "json"):
-            raise ConfigError(f"--output must be one of text, json, not {output!r}.")
+        is_json = _is_json(output)
         if operation.is_destructive:
             _confirm(operation, values, values.pop("yes"))
         arguments = {name: _value(name, value) for name, value in values.items()}
 
         async def run() -> Any:
             async with AdminClient(url, timeout=timeout) as client:
-                target = client if is_special else getattr(client, operation.noun)
+                target = client if is_special else getattr(client, operation.group)
                 positional = [arguments.pop(each.name) for each in own if each.kind is each.POSITIONAL_OR_KEYWORD]
                 return await work(target, *positional, **arguments)
 
-        is_json = output == "json"
         result = _run(run())
         if result is None and hints["return"] in (None, type(None)):
             done(operation.name, values, is_json=is_json)
@@ -144,12 +201,12 @@ def _command(operation: Operation[Any]) -> Callable[..., None]:
         else:
             show(result, is_json=is_json)
 
-    parameters = [_parameter(each, hints[each.name]) for each in own]
+    parameters = [_parameter(operation.noun, each, hints[each.name]) for each in own]
     parameters += [_option("yes", Yes, False)] if operation.is_destructive else []
     parameters += [_option("url", Url, DEFAULT_URL), _option("output", Output, "text"), _option("timeout", Timeout, 30.0)]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
-    command.__name__ = f"{operation.noun}_{method_of(operation)}"
+    command.__name__ = f"{operation.group}_{operation.method_name}"
     return command
 
 
@@ -157,10 +214,10 @@ def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _parameter(given: inspect.Parameter, hint: Any) -> inspect.Parameter:
+def _parameter(noun: str, given: inspect.Parameter, hint: Any) -> inspect.Parameter:
     """The argument or option for a parameter of a method."""
     kind, is_many = _kind(given.name, hint)
-    text = HELP[given.name]
+    text = HELP_OF.get(noun, {}).get(given.name) or HELP[given.name]
     default = ... if given.default is given.empty else given.default
     if is_many and default in (None, ()):
         default = []
@@ -188,9 +245,17 @@ def _value(name: str, value: Any) -> Any:
         return pairs_of(value)
     if name == "at":
         return start_of(value)
+    if name == "kind":
+        return value.lower()
     if name == "to":
         return target_of(value, SystemClock().now_ms())
     return message_id_of(value) if name == "message_id" else value
+
+
+def _is_json(output: str) -> bool:
+    if output not in ("text", "json"):
+        raise ConfigError(f"--output must be one of text, json, not {output!r}.")
+    return output == "json"
 
 
 def _confirm(operation: Operation[Any], values: Mapping[str, Any], is_sure: bool) -> None:
@@ -218,7 +283,7 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
     except ConnectFailed as error:
         raise ConnectFailed(f"{error.message} (--url or BRAID_ADMIN_URL)") from error
     except NotFound as error:
-        listing = next((LISTINGS[what] for what in LISTINGS if error.message.startswith(f"The {what} ")), None)
+        listing = next((LISTINGS[what] for what in LISTINGS if error.message.startswith(f"The {what}")), None)
         if listing is None or "does not exist" not in error.message:
             raise
         raise NotFound(f"{error.message.rstrip('.')}. `{listing}` shows what there is.") from error

@@ -14,12 +14,14 @@ DEFAULT_URL = "http://localhost:8080"
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 NOUNS = {
     "topics": "Persistent topics: create, delete, look at and move them.",
+    "scalable-topics": "Topics that split and merge while in use: create, look at, split, merge and delete them.",
     "subscriptions": "The subscriptions of a topic: where they stand, moving and removing them.",
     "namespaces": "Namespaces (tenant/namespace) and their policies.",
     "tenants": "Tenants, who own namespaces.",
     "brokers": "The brokers of the cluster.",
     "bundles": "The parts of a namespace that brokers own.",
     "clusters": "The clusters that are known.",
+    "segments": "Single segments of scalable topics, for repairs and to look closer.",
 }
 Url = Annotated[
     str, typer.Option("--url", envvar="BRAID_ADMIN_URL", help="Admin API of a broker; several are separated by commas.")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from braid.cli.output import emit, printable
+from braid.client.admin_scalable_types import ScalableTopicInfo, ScalableTopicStats
 from braid.client.admin_types import (
     InternalStats,
     PartitionedInternalStats,
@@ -21,6 +22,7 @@ from braid.client.admin_types import (
     TopicStats,
 )
 from braid.client.messages import MessageId
+from braid.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -134,6 +136,8 @@ def _parts(value: Any) -> Iterable[RenderableType]:
             if number:
                 yield ""
             yield from _parts(each)
+    elif isinstance(value, ScalableTopicInfo | ScalableTopicStats):
+        yield from _scalable(value)
     elif isinstance(value, TopicStats):
         yield from _topic(value)
     elif isinstance(value, InternalStats):
@@ -153,13 +157,21 @@ def _parts(value: Any) -> Iterable[RenderableType]:
         yield pairs(_scalars(value))
 
 
+def _scalable(value: ScalableTopicInfo | ScalableTopicStats) -> Iterable[RenderableType]:
+    from braid.cli.scalable_output import metadata_parts, stats_parts  # which uses the tables of this module
+
+    if isinstance(value, ScalableTopicInfo):
+        return metadata_parts(value)
+    return stats_parts(value, SystemClock().now_ms())
+
+
 def _topics(value: Any, above: str = "") -> Iterable[tuple[str, str, TopicStats]]:
     """(bundle, topic, stats) of what a broker serves, which comes by namespace, bundle and domain."""
     for name, below in value.items():
         if isinstance(below, TopicStats):
             yield above.rpartition("/")[2] or "-", name, below
         elif isinstance(below, dict):
-            yield from _topics(below, above if name == "persistent" else f"{above}/{name}")
+            yield from _topics(below, above if name in ("persistent", "segment") else f"{above}/{name}")
 
 
 def _scalars(value: msgspec.Struct) -> list[tuple[str, Any]]:

@@ -25,6 +25,7 @@ app = typer.Typer(
 Url = Annotated[str, typer.Option("--url", envvar="BRAID_URL", help="Where the broker is.")]
 Output = Annotated[str, typer.Option("--output", help="text or json (one object per line).")]
 DEFAULT_URL = "pulsar://localhost:6650"
+TOPIC_HELP = "Topic, such as orders, persistent://tenant/namespace/orders or topic://tenant/namespace/orders."
 
 
 def _version(wanted: bool) -> None:
@@ -79,7 +80,7 @@ def standalone(
     "Ctrl-C stops sending and waits for what is under way; a second one does not wait."
 )
 def produce(
-    topic: Annotated[str, typer.Argument(help="Topic, such as orders or persistent://tenant/namespace/orders.")],
+    topic: Annotated[str, typer.Argument(help=TOPIC_HELP)],
     messages: Annotated[int | None, typer.Option("--messages", "-n", min=1, help="Messages to send.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="Send each line of this file; - is standard input.")] = None,
     text: Annotated[str | None, typer.Option("--text", "-m", help="Payload of every message.")] = None,
@@ -116,9 +117,11 @@ def produce(
     "Ctrl-C ends it; that is exit code 130 only if --count was not reached."
 )
 def consume(
-    topic: Annotated[str, typer.Argument(help="Topic, such as orders or persistent://tenant/namespace/orders.")],
+    topic: Annotated[str, typer.Argument(help=TOPIC_HELP)],
     subscription: Annotated[str, typer.Option("--subscription", "-s", help="Name of the subscription; made if missing.")],
-    type: Annotated[str, typer.Option("--type", help="exclusive, shared or failover.")] = "exclusive",
+    type: Annotated[
+        str, typer.Option("--type", help="exclusive, shared or failover; a scalable topic is read in order unless shared.")
+    ] = "exclusive",
     start: Annotated[str, typer.Option("--from", help="Where a new subscription starts: earliest or latest.")] = "latest",
     count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="Stop after so many messages.")] = None,
     timeout: Annotated[

@@ -1,6 +1,7 @@
 """`braid consume`: receive, show and acknowledge messages until a count, a silence, the end of the topic, or Ctrl-C.
 
 A message is acknowledged after it was written to standard output: what a full disk or a closed pipe did not take comes again.
+Scalable topics are read in order per key by a stream consumer, with `--type shared` by a queue consumer.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ import msgspec
 from braid.cli.interrupt import Interrupt, Interrupted
 from braid.cli.output import emit
 from braid.cli.progress import Progress
-from braid.client import Message, connect
+from braid.client import Client, Message, connect
 from braid.client.consumer import Consumer
+from braid.client.queue_consumer import QueueConsumer
+from braid.client.stream_consumer import StreamConsumer
 from braid.errors import DeadlineExceeded, TopicTerminated
+from braid.model.names import Domain, TopicName
 from braid.runtime.env import Runtime
 
+AnyConsumer = Consumer | StreamConsumer | QueueConsumer
 SETTLE_MESSAGES = 1000
 """Messages shown and not acknowledged yet, at most."""
 
@@ -48,12 +53,7 @@ async def _consume(options: ConsumeOptions) -> None:
         async with AsyncExitStack() as stack:
             with interrupt.may_cancel():
                 client = await stack.enter_async_context(connect(options.url, runtime=runtime))
-                consumer = await client.consumer(
-                    options.topic,
-                    options.subscription,
-                    type=options.type,  # type: ignore[arg-type]
-                    initial=options.initial,  # type: ignore[arg-type]
-                )
+                consumer = await _open(client, options)
             consumption = _Consumption(options, consumer, Progress(runtime.clock, "received"))
             ended = await consumption.run(interrupt)
     progress = consumption.progress
@@ -66,10 +66,20 @@ async def _consume(options: ConsumeOptions) -> None:
     raise type(ended)(f"{text}, which was terminated." if isinstance(ended, TopicTerminated) else f"{text}.")
 
 
+async def _open(client: Client, options: ConsumeOptions) -> AnyConsumer:
+    """The consumer for this kind of topic."""
+    topic, subscription, initial = options.topic, options.subscription, options.initial
+    if TopicName.parse(topic).domain is not Domain.TOPIC:
+        return await client.consumer(topic, subscription, type=options.type, initial=initial)  # type: ignore[arg-type]
+    if options.type == "shared":
+        return await client.queue_consumer(topic, subscription, initial=initial)  # type: ignore[arg-type]
+    return await client.stream_consumer(topic, subscription, initial=initial)  # type: ignore[arg-type]
+
+
 class _Consumption:
     """The messages shown so far, and those among them that are still to be acknowledged."""
 
-    def __init__(self, options: ConsumeOptions, consumer: Consumer, progress: Progress) -> None:
+    def __init__(self, options: ConsumeOptions, consumer: AnyConsumer, progress: Progress) -> None:
         self.progress = progress
         self._options = options
         self._consumer = consumer
@@ -103,6 +113,10 @@ class _Consumption:
         shown, self._shown = self._shown, []
         if shown and not self._options.is_quiet:
             emit(b"")
+        if isinstance(self._consumer, StreamConsumer):
+            if shown:
+                await self._consumer.acknowledge_cumulative(shown[-1], wait=wait)
+            return
         for number, message in enumerate(shown, 1):
             await self._consumer.acknowledge(message, wait=wait and number == len(shown))
 

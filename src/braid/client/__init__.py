@@ -5,10 +5,31 @@ Imports wire, runtime, model and errors only.
 
 from __future__ import annotations
 
+from braid.client.checkpoint_consumer import CheckpointConsumer
+from braid.client.checkpoints import Checkpoint
 from braid.client.client import Client, connect
 from braid.client.config import ClientConfig
 from braid.client.consumer import Consumer
+from braid.client.dead_letters import DeadLetterPolicy
 from braid.client.messages import EARLIEST, LATEST, Message, MessageId
 from braid.client.producer import Producer
+from braid.client.queue_consumer import Backoff, QueueConsumer
+from braid.client.stream_consumer import StreamConsumer
 
-__all__ = ["EARLIEST", "LATEST", "Client", "ClientConfig", "Consumer", "Message", "MessageId", "Producer", "connect"]
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "Backoff",
+    "Checkpoint",
+    "CheckpointConsumer",
+    "Client",
+    "ClientConfig",
+    "Consumer",
+    "DeadLetterPolicy",
+    "Message",
+    "MessageId",
+    "Producer",
+    "QueueConsumer",
+    "StreamConsumer",
+    "connect",
+]

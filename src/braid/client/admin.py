@@ -1,4 +1,4 @@
-"""`AdminClient`: tenants, namespaces, topics, subscriptions, brokers and bundles of a cluster, typed.
+"""`AdminClient`: tenants, namespaces, topics, scalable topics, subscriptions, brokers and bundles of a cluster, typed.
 
     async with AdminClient("http://localhost:8080") as admin:
         await admin.topics.create("orders", partitions=4)
@@ -16,6 +16,7 @@ from types import TracebackType
 from braid.client import operations_cluster as ops
 from braid.client.admin_calls import Calls, Names, given, namespace_parts
 from braid.client.admin_namespaces import Namespaces
+from braid.client.admin_scalable import ScalableTopics, Segments
 from braid.client.admin_topics import Subscriptions, Topics
 from braid.client.admin_transport import AdminTransport, parse_urls
 from braid.client.admin_types import (
@@ -182,6 +183,8 @@ class AdminClient:
         self.subscriptions = Subscriptions(self._transport)
         self.brokers = Brokers(self._transport)
         self.bundles = Bundles(self._transport)
+        self.scalable_topics = ScalableTopics(self._transport)
+        self.segments = Segments(self._transport)
 
     @property
     def urls(self) -> Sequence[str]:

@@ -41,6 +41,16 @@ class Calls:
 def topic_parts(topic: str) -> dict[str, str]:
     """The parts of a persistent topic's name, short or full; raises InvalidTopicName or NotAllowed."""
     name = TopicName.parse(topic)
+    if name.domain is Domain.TOPIC:
+        raise NotAllowed(
+            f"{name} is a scalable topic: use `braid scalable-topics` or AdminClient.scalable_topics; "
+            "persistent topics are administered here."
+        )
+    if name.domain is Domain.SEGMENT:
+        raise NotAllowed(
+            f"{name} is a segment of {name.parent}: use `braid scalable-topics` or AdminClient.scalable_topics, "
+            "for the segment alone `braid segments` or AdminClient.segments."
+        )
     if name.domain is not Domain.PERSISTENT:
         raise NotAllowed(f"{name} cannot be administered: only persistent topics are available in this version of Braid.")
     return {"tenant": name.tenant, "namespace": name.namespace_portion, "topic": name.local_name}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -19,6 +19,7 @@ import msgspec
 
 from braid.client.operations import Operation
 from braid.errors import (
+    BraidError,
     Closed,
     ConfigError,
     ConnectFailed,
@@ -51,12 +52,17 @@ class Reply(msgspec.Struct, frozen=True):
     body: bytes
 
 
-class AdminTransport:
-    """The HTTP side of one client."""
+Refusal = Callable[[int, str, Mapping[str, str]], BraidError]
+"""The error for a status, what the other side said, and its headers by lower-case name."""
 
-    def __init__(self, urls: Sequence[str], timeout: float) -> None:
+
+class AdminTransport:
+    """The HTTP side of one client; `refusal` chooses the error for what the other side refuses."""
+
+    def __init__(self, urls: Sequence[str], timeout: float, *, refusal: Refusal | None = None) -> None:
         self.urls = urls
         self._timeout = timeout
+        self._refusal = refusal or (lambda status, reason, _headers: from_status(status, reason))
         self._first = 0
         """The address that answered last is asked first."""
         self._is_closed = False
@@ -92,7 +98,9 @@ class AdminTransport:
                 f"{'.' if operation.is_repeatable else '; whether it was done is not known.'}"
             ) from None
 
-    async def _try_each(self, operation: Operation[Any], path: str, query: dict[str, str], content: bytes | None) -> Reply:
+    async def _try_each(
+        self, operation: Operation[Any], path: str, query: Mapping[str, str | list[str]], content: bytes | None
+    ) -> Reply:
         """Ask one address after the other, beginning with the one that answered last; it is asked again after a lost answer."""
         failures: list[str] = []
         broken: ConnectionLost | ProtocolError | None = None
@@ -120,7 +128,7 @@ class AdminTransport:
         )
 
     async def _send_once(
-        self, operation: Operation[Any], url: str, path: str, query: dict[str, str], content: bytes | None
+        self, operation: Operation[Any], url: str, path: str, query: Mapping[str, str | list[str]], content: bytes | None
     ) -> Reply:
         http = self._httpx
         headers = {"accept": "*/*"} | ({"content-type": "application/json"} if content is not None else {})
@@ -137,9 +145,10 @@ class AdminTransport:
             raise TimeoutError from error
         except http.HTTPError as error:
             raise _broken(operation, error, url) from error
+        told = {key.lower(): value for key, value in answer.headers.items()}
         if not answer.is_success:
-            raise from_status(answer.status_code, _reason(operation, url, answer, data))
-        return Reply(str(answer.url), {key.lower(): value for key, value in answer.headers.items()}, data)
+            raise self._refusal(answer.status_code, _reason(operation, url, answer, data), told)
+        return Reply(str(answer.url), told, data)
 
 
 def decode(operation: Operation[T], reply: Reply) -> T:
@@ -241,7 +250,10 @@ def _trust(urls: Sequence[str]) -> ssl.SSLContext:
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-def _text(value: Any) -> str:
+def _text(value: Any) -> str | list[str]:
+    """A query parameter; a list is one that is given several times."""
+    if isinstance(value, list):
+        return [str(each) for each in value]
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -81,6 +81,20 @@ class Attachment:
         """Whether the connection still knows us: the broker may have closed us right after it let us in."""
         raise NotImplementedError
 
+    def is_final(self, error: BraidError) -> bool:
+        """Whether asking again can only give the same answer."""
+        return isinstance(error, FINAL)
+
+    def start(self) -> None:
+        """Attach in the background, and go on trying."""
+        self._is_lost.set()
+        self._tasks.spawn(self._stay(), "stay attached")
+
+    def end(self, error: BraidError) -> None:
+        """A final answer came while attaching."""
+        self.failure = error
+        self.failed(error)
+
     def lost(self) -> None:
         """The place at the broker is gone; a new one is being looked for."""
 
@@ -127,11 +141,10 @@ class Attachment:
             while self.connection is None:
                 try:
                     await self._attach_once()
-                except FINAL as error:
-                    self.failure = error
-                    self.failed(error)
-                    return
                 except BraidError as error:
+                    if self.is_final(error):
+                        self.end(error)
+                        return
                     log.info("attaching to %s again failed: %s", self.topic, error)
                     await self.clock.sleep(pause * (0.5 + self.client.runtime.random.random()))
                     pause = min(pause * 2, self.config.backoff_max)

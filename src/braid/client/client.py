@@ -6,17 +6,25 @@ Owns the pool of connections (one per broker) and closes everything it made. Kno
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
+from braid.client.checkpoint_consumer import CheckpointConsumer, Start
 from braid.client.config import ClientConfig
 from braid.client.connection import Connection, open_connection
 from braid.client.consumer import Consumer
-from braid.client.opening import Opening
+from braid.client.dead_letters import DeadLetterPolicy
+from braid.client.messages import EARLIEST
+from braid.client.opening import Closable, Opening
 from braid.client.producer import Producer
-from braid.errors import BraidError, Closed, ConfigError, ConnectFailed, NotReady
-from braid.model.names import TopicName
+from braid.client.producer_drafts import ProducerOptions
+from braid.client.queue_consumer import Backoff, QueueConsumer
+from braid.client.stream_consumer import StreamConsumer
+from braid.client.values import codec_of
+from braid.errors import BraidError, Closed, ConfigError, ConnectFailed, NotAllowed, NotReady
+from braid.model.names import Domain, TopicName
 from braid.runtime.env import Runtime
 from braid.wire import requests
 from braid.wire.types import CompressionType, InitialPosition, LookupResult, SubType
@@ -25,6 +33,7 @@ MAX_REDIRECTS = 20
 DEFAULT_PORT = 6650
 SubscriptionType = Literal["exclusive", "shared", "failover"]
 Initial = Literal["latest", "earliest"]
+C = TypeVar("C", StreamConsumer, QueueConsumer, CheckpointConsumer)
 Compression = Literal["none", "lz4", "zlib", "zstd", "snappy"]
 
 
@@ -43,7 +52,7 @@ class Client:
         self._addresses = parse_url(url)
         self._connections: dict[tuple[str, int], Connection] = {}
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
-        self._made: dict[Producer | Consumer, None] = {}
+        self._made: dict[Closable, None] = {}
         self._next_id = 0
         self._is_closed = False
 
@@ -58,16 +67,34 @@ class Client:
         await self.close()
 
     def producer(
-        self, topic: str, *, name: str | None = None, batching: bool = True, compression: Compression = "none"
+        self,
+        topic: str,
+        *,
+        name: str | None = None,
+        batching: bool = True,
+        compression: Compression = "none",
+        schema: Any = None,
+        deduplication: bool = False,
     ) -> Opening[Producer]:
-        """A producer for a topic, all its partitions included; `await` it or enter it with `async with`.
+        """A producer for a topic, all its partitions or segments included; `await` it or enter it with `async with`.
 
-        Without a name the broker gives one."""
+        Without a name it is given one. Values are bytes, or what `schema` says: `str`, a msgspec `Struct` class or a dataclass.
+        With `deduplication` the brokers store no message twice that is sent again after a lost connection."""
 
         async def start() -> Producer:
-            full = TopicName.parse(topic)
-            producer = Producer(self, str(full), name, batching, CompressionType[compression.upper()])
-            await self._open(producer, full)
+            options = ProducerOptions(
+                batching=batching,
+                compression=CompressionType[compression.upper()],
+                codec=codec_of(schema),
+                deduplication=deduplication,
+            )
+            producer = Producer(self, TopicName.parse(topic), name, options)
+            self.keep(producer)
+            try:
+                await producer.open()
+            except BaseException:
+                await producer.close()
+                raise
             return producer
 
         return Opening(start)
@@ -87,6 +114,11 @@ class Client:
 
         async def start() -> Consumer:
             full = TopicName.parse(topic)
+            if full.domain in (Domain.TOPIC, Domain.SEGMENT):
+                raise NotAllowed(
+                    f"{full} belongs to a scalable topic; read that by client.stream_consumer, queue_consumer or "
+                    "checkpoint_consumer."
+                )
             consumer = Consumer(
                 self,
                 str(full),
@@ -99,6 +131,69 @@ class Client:
             return consumer
 
         return Opening(start)
+
+    def stream_consumer(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        name: str | None = None,
+        initial: Initial = "earliest",
+        schema: Any = None,
+    ) -> Opening[StreamConsumer]:
+        """A consumer that reads in order per key and shares the topic with the others of its subscription, segment by segment;
+        `await` it or enter it with `async with`.
+
+        One that comes back under the same `name` in time keeps its segments. A new subscription starts at `initial`."""
+        return self._opening(
+            lambda: StreamConsumer(self, topic, subscription, name=name, initial=initial, schema=schema),
+        )
+
+    def queue_consumer(
+        self,
+        topic: str,
+        subscription: str,
+        *,
+        name: str | None = None,
+        initial: Initial = "latest",
+        schema: Any = None,
+        ack_timeout: float | None = None,
+        dead_letter: DeadLetterPolicy | None = None,
+        nack_backoff: Backoff | None = None,
+    ) -> Opening[QueueConsumer]:
+        """A consumer that shares all messages with the others of its subscription, in no order; `await` it or enter it with
+        `async with`.
+
+        Messages not acknowledged within `ack_timeout` seconds, or refused, come again; after too many times they go to the
+        topic of `dead_letter`. A new subscription starts at `initial`."""
+        return self._opening(
+            lambda: QueueConsumer(
+                self,
+                topic,
+                subscription,
+                name=name,
+                initial=initial,
+                schema=schema,
+                ack_timeout=ack_timeout,
+                dead_letter=dead_letter,
+                nack_backoff=nack_backoff,
+            )
+        )
+
+    def checkpoint_consumer(
+        self,
+        topic: str,
+        *,
+        start: Start = EARLIEST,
+        group: str | None = None,
+        name: str | None = None,
+        schema: Any = None,
+    ) -> Opening[CheckpointConsumer]:
+        """A reader whose position the application keeps itself, as a `Checkpoint`; `await` it or enter it with `async with`.
+
+        It begins at `start`: EARLIEST, LATEST, a checkpoint, an aware datetime or milliseconds since 1970. The members of a
+        `group` share the segments out; they get each message once, but in no order between a segment and its successors."""
+        return self._opening(lambda: CheckpointConsumer(self, topic, start=start, group=group, name=name, schema=schema))
 
     async def partitions(self, topic: str) -> int:
         """How many partitions a topic has; 0 for a plain one."""
@@ -125,8 +220,25 @@ class Client:
         self._next_id += 1
         return self._next_id
 
-    def forget(self, made: Producer | Consumer) -> None:
+    def keep(self, made: Closable) -> None:
+        """Close this with the client, unless it is forgotten before."""
+        self._made[made] = None
+
+    def forget(self, made: Closable) -> None:
         self._made.pop(made, None)
+
+    async def service_connection(self) -> Connection:
+        """A connection to any broker of the cluster."""
+        return await self._service_connection()
+
+    async def connection_for(self, url: str | None) -> Connection:
+        """The connection to the broker at `url`, as brokers name each other; to any if none is named or it is not reachable."""
+        if url is not None:
+            try:
+                return await self._connection(*parse_url(url)[0])
+            except (ConnectFailed, ConfigError):
+                pass  # what is known of the broker may be old
+        return await self._service_connection()
 
     async def locate(self, topic: str) -> Connection:
         """The connection to the broker that serves `topic`."""
@@ -143,7 +255,22 @@ class Client:
             is_authoritative = body.authoritative
         raise NotReady(f"The lookup of {topic} was sent from broker to broker more than {MAX_REDIRECTS} times.")
 
-    async def _open(self, made: Producer | Consumer, name: TopicName) -> None:
+    def _opening(self, make: Callable[[], C]) -> Opening[C]:
+        """What opens a consumer and closes it with the client."""
+
+        async def start() -> C:
+            consumer = make()
+            self.keep(consumer)
+            try:
+                await consumer.open()
+            except BaseException:
+                await consumer.close()
+                raise
+            return consumer
+
+        return Opening(start)
+
+    async def _open(self, made: Consumer, name: TopicName) -> None:
         count = await self.partitions(str(name))
         self._made[made] = None
         try:

@@ -19,6 +19,14 @@ class ClientConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     backoff_initial: Annotated[float, setting("First pause before connecting again, in seconds", ge=0.001, le=60)] = 0.1
     backoff_max: Annotated[float, setting("Longest pause before connecting again, in seconds", ge=0.001, le=3600)] = 10.0
     max_pending_messages: Annotated[int, setting("Messages of a producer not yet acknowledged", ge=1, le=1_000_000)] = 1000
+    max_pending_bytes: Annotated[int, setting("Bytes of a producer not yet acknowledged", ge=1024, le=1 << 40)] = 64 << 20
+    sealed_grace: Annotated[
+        float, setting("Seconds for a sealed segment's owner to answer what it was sent", ge=0.01, le=60)
+    ] = 2.0
+    layout_check: Annotated[
+        float, setting("Seconds after which a producer asks again for the layout a sealed segment must have", ge=0.05, le=60)
+    ] = 1.0
+    key_cache: Annotated[int, setting("Keys whose segment a producer remembers", ge=1, le=10_000_000)] = 100_000
     receiver_queue: Annotated[int, setting("Messages of a consumer received ahead", ge=1, le=1_000_000)] = 1000
     redelivery_delay: Annotated[float, setting("Seconds until a refused message comes again", ge=0, le=86_400)] = 1.0
     max_message_bytes: Annotated[int, setting("Largest payload accepted after decompression", ge=1024, le=1 << 31)] = 128 << 20
@@ -26,3 +34,10 @@ class ClientConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     batch_max_messages: Annotated[int, setting("Messages in one batch", ge=1, le=100_000)] = 1000
     batch_max_bytes: Annotated[int, setting("Bytes in one batch", ge=1, le=128 << 20)] = 128 << 10
     batch_delay: Annotated[float, setting("Seconds a batch waits for more; 0 = until the loop's next turn", ge=0, le=60)] = 0.0
+    release_wait: Annotated[
+        float, setting("Seconds a stream consumer waits for acknowledgements of a segment it must give away", ge=0, le=86_400)
+    ] = 60.0
+    drained_check: Annotated[
+        float,
+        setting("Seconds after which a queue consumer looks again at a sealed segment it had read to its end", ge=1, le=86_400),
+    ] = 60.0

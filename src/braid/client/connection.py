@@ -1,7 +1,8 @@
 """`Connection`: one socket to a broker: handshake, requests and their answers, keep-alive, and passing on what comes.
 
-Owns the socket and the table of requests under way. Producers and consumers register themselves by id and are told what
-concerns them; they decide what to do when the connection ends. Output of one loop turn leaves in one write.
+Owns the socket and the table of requests under way. Producers, consumers, layout sessions and consumer sessions register
+themselves by id and are told what concerns them; they decide what to do when the connection ends. Output of one loop turn
+leaves in one write.
 """
 
 from __future__ import annotations
@@ -47,6 +48,25 @@ class ConsumerSide(Protocol):
     def detached(self, error: BraidError) -> None: ...
 
 
+class WatchSide(Protocol):
+    """What a connection tells a layout session (commands 70 to 72)."""
+
+    def update(self, body: Any) -> None: ...
+
+    def lost(self, error: BraidError) -> None: ...
+
+
+class ScalableConsumerSide(Protocol):
+    """What a connection tells a consumer session at a topic's controller (commands 73 to 75)."""
+
+    def assignment(self, body: Any) -> None: ...
+
+    def displaced(self) -> None:
+        """CLOSE_CONSUMER came without another address: another connection took the name over."""
+
+    def lost(self, error: BraidError) -> None: ...
+
+
 class Connection(asyncio.Protocol):
     """The asyncio protocol of one connection. Made by `open_connection`."""
 
@@ -55,6 +75,10 @@ class Connection(asyncio.Protocol):
         self.max_message_size = DEFAULT_MAX_MESSAGE_SIZE
         self.producers: dict[int, ProducerSide] = {}
         self.consumers: dict[int, ConsumerSide] = {}
+        self.watches: dict[int, WatchSide] = {}
+        self.scalable_consumers: dict[int, ScalableConsumerSide] = {}
+        self.supports_scalable_topics = False
+        """Whether the broker said so in CONNECTED."""
         self._loop = asyncio.get_running_loop()
         self._clock = runtime.clock
         self._config = config
@@ -73,6 +97,11 @@ class Connection(asyncio.Protocol):
     @property
     def is_open(self) -> bool:
         return self._transport is not None and self._lost is None
+
+    @property
+    def can_write(self) -> bool:
+        """Whether the socket takes more at once."""
+        return self._can_write.is_set()
 
     # The transport's calls.
 
@@ -99,7 +128,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        if self._lost is None and (self.producers or self.consumers):
+        if self._lost is None and (self.producers or self.consumers or self.watches or self.scalable_consumers):
             log.warning("lost the connection to %s, connecting again", self.address)
         self._end(ConnectionLost(f"The connection to {self.address} ended{f': {exc}' if exc else ''}."))
 
@@ -181,10 +210,16 @@ class Connection(asyncio.Protocol):
                 answer.set_exception(ConnectionLost(error.message))
         producers, self.producers = self.producers, {}
         consumers, self.consumers = self.consumers, {}
+        watches, self.watches = self.watches, {}
+        scalable, self.scalable_consumers = self.scalable_consumers, {}
         for producer in producers.values():
             producer.detached(error)
         for consumer in consumers.values():
             consumer.detached(error)
+        for watch in watches.values():
+            watch.lost(error)
+        for session in scalable.values():
+            session.lost(error)
 
     def _late(self) -> None:
         self.abort(DeadlineExceeded(f"The broker at {self.address} did not answer the handshake in time."))
@@ -225,12 +260,15 @@ class Connection(asyncio.Protocol):
         elif kind == CommandType.CONNECTED:
             if body.max_message_size > 0:
                 self.max_message_size = body.max_message_size
+            self.supports_scalable_topics = body.feature_flags.supports_scalable_topics
             if not self._ready.done():
                 self._ready.set_result(None)
         elif kind == CommandType.ERROR and not self._ready.done():
             self.abort(from_code(body.error, body.message))
         elif kind in _FOR_OWNERS:
             self._for_owner(kind, body)
+        elif kind in _FOR_SESSIONS:
+            self._for_session(kind, body)
         elif hasattr(body, "request_id"):
             self._answer(kind, body)
 
@@ -242,10 +280,25 @@ class Connection(asyncio.Protocol):
             if (producer := self.producers.pop(body.producer_id, None)) is not None:
                 producer.detached(ConnectionLost(f"The broker at {self.address} closed the producer."))
         elif kind == CommandType.CLOSE_CONSUMER:
-            if (consumer := self.consumers.pop(body.consumer_id, None)) is not None:
-                consumer.detached(ConnectionLost(f"The broker at {self.address} closed the consumer."))
+            self._close_consumer(body)
         elif kind == CommandType.REACHED_END_OF_TOPIC and (consumer := self.consumers.get(body.consumer_id)) is not None:
             consumer.ended()
+
+    def _close_consumer(self, body: Any) -> None:
+        if (consumer := self.consumers.pop(body.consumer_id, None)) is not None:
+            consumer.detached(ConnectionLost(f"The broker at {self.address} closed the consumer."))
+        elif (session := self.scalable_consumers.pop(body.consumer_id, None)) is not None:
+            if body.HasField("assignedBrokerServiceUrl"):  # another broker leads the topic now: register there
+                session.lost(ConnectionLost(f"The broker at {self.address} does not lead the topic any more."))
+            else:
+                session.displaced()
+
+    def _for_session(self, kind: int, body: Any) -> None:
+        if kind == CommandType.SCALABLE_TOPIC_UPDATE:
+            if (watch := self.watches.get(body.session_id)) is not None:
+                watch.update(body)
+        elif (session := self.scalable_consumers.get(body.consumer_id)) is not None:
+            session.assignment(body)
 
     def _answer(self, kind: int, body: Any) -> None:
         answer = self._requests.get(body.request_id)
@@ -267,13 +320,23 @@ _FOR_OWNERS = (
     CommandType.REACHED_END_OF_TOPIC,
     CommandType.ACTIVE_CONSUMER_CHANGE,
 )
+_FOR_SESSIONS = (CommandType.SCALABLE_TOPIC_UPDATE, CommandType.SCALABLE_TOPIC_ASSIGNMENT_UPDATE)
+
+
+_WITH_ERROR = (
+    CommandType.LOOKUP_RESPONSE,
+    CommandType.PARTITIONED_METADATA_RESPONSE,
+    CommandType.ACK_RESPONSE,
+    CommandType.SCALABLE_TOPIC_SUBSCRIBE_RESPONSE,
+)
+"""Answers that carry their error themselves."""
 
 
 def _failure(kind: int, body: Any) -> tuple[int | None, str]:
     """The error an answer carries, if any."""
     if kind == CommandType.ERROR:
         return body.error, body.message
-    if kind in (CommandType.LOOKUP_RESPONSE, CommandType.PARTITIONED_METADATA_RESPONSE, CommandType.ACK_RESPONSE):
+    if kind in _WITH_ERROR:
         return (body.error, body.message) if body.HasField("error") else (None, "")
     if kind == CommandType.GET_SCHEMA_RESPONSE and body.HasField("error_code"):
         return body.error_code, body.error_message

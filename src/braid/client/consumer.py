@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from braid.client.messages import Message, MessageId
-from braid.client.topic_consumer import TopicConsumer, message_id_data
-from braid.errors import Closed, DeadlineExceeded, InvalidArgument, TopicTerminated
+from braid.client.topic_consumer import LaneOptions, TopicConsumer, message_id_data
+from braid.errors import BraidError, Closed, DeadlineExceeded, InvalidArgument, TopicTerminated
 from braid.model.ackset import full
 from braid.model.positions import Position
 from braid.wire.types import InitialPosition, SubType
@@ -42,7 +42,14 @@ class Consumer:
         """Subscribe to every partition."""
         for number, topic in enumerate(topics):
             partition = number if len(topics) > 1 or topic != self.topic else -1
-            lane = self._lanes[partition] = TopicConsumer(self, topic, partition)
+            options = LaneOptions(
+                subscription=self.subscription,
+                sub_type=self.sub_type,
+                name=self.name,
+                initial=self.initial,
+                partition=partition,
+            )
+            lane = self._lanes[partition] = TopicConsumer(self.client, self, topic, options)
             await lane.open()
 
     async def receive(self, timeout: float | None = None) -> Message:
@@ -145,6 +152,15 @@ class Consumer:
         self._queue = kept
         if dropped:
             lane.consumed(dropped)
+
+    def window(self) -> int:
+        return self.client.config.receiver_queue
+
+    def lane_ended(self, lane: TopicConsumer) -> None:
+        self.wake()
+
+    def lane_failed(self, lane: TopicConsumer, error: BraidError) -> None:
+        self.wake()
 
     def wake(self) -> None:
         self._arrived.set()

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from braid.client.values import BYTES, Codec
 from braid.model.ackset import from_words
 from braid.wire import messages as pb
 from braid.wire.batch import decode_batch
@@ -17,18 +18,39 @@ EARLIEST_NUMBER = -1
 LATEST_NUMBER = (1 << 63) - 1
 
 
-class MessageId(msgspec.Struct, frozen=True, order=True):
-    """Where a message is: entry, index inside its batch (-1 = not in one), partition (-1 = not partitioned)."""
+class MessageId(msgspec.Struct, frozen=True):
+    """Where a message is: entry, index inside its batch (-1 = not in one), partition and segment (-1 = the topic has none).
+
+    Ordered by segment first: ids of one segment, or of one topic without segments, are in the order of storage.
+    """
 
     ledger_id: int
     entry_id: int
     partition: int = -1
     batch_index: int = -1
     batch_size: int = 0
+    segment_id: int = -1
 
     def __str__(self) -> str:
         batch = f":{self.batch_index}" if self.batch_index >= 0 else ""
-        return f"{self.ledger_id}:{self.entry_id}:{self.partition}{batch}"
+        segment = f" in segment {self.segment_id}" if self.segment_id >= 0 else ""
+        return f"{self.ledger_id}:{self.entry_id}:{self.partition}{batch}{segment}"
+
+    def __lt__(self, other: MessageId) -> bool:
+        return self._order < other._order
+
+    def __le__(self, other: MessageId) -> bool:
+        return self._order <= other._order
+
+    def __gt__(self, other: MessageId) -> bool:
+        return self._order > other._order
+
+    def __ge__(self, other: MessageId) -> bool:
+        return self._order >= other._order
+
+    @property
+    def _order(self) -> tuple[int, ...]:
+        return self.segment_id, self.ledger_id, self.entry_id, self.partition, self.batch_index, self.batch_size
 
 
 EARLIEST = MessageId(EARLIEST_NUMBER, EARLIEST_NUMBER)
@@ -52,26 +74,46 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     redelivery_count: int = 0
     chunks: tuple[MessageId, ...] = ()
     """All entries of a chunked message but the last."""
+    vector: Mapping[int, MessageId] = {}
+    """Of a stream consumer: the newest position delivered per segment when this message was; what a cumulative ack covers."""
+    codec: Codec = BYTES
+
+    @property
+    def value(self) -> Any:
+        """The payload as the consumer's schema reads it, decoded at each use; raises InvalidArgument if it does not fit."""
+        return self.codec.decode(self.payload)
+
+    @property
+    def segment_id(self) -> int:
+        """The segment it came from; -1 if the topic has none."""
+        return self.id.segment_id
 
 
 def messages_of(
-    topic: str, message_id: MessageId, metadata: pb.MessageMetadata, payload: bytes, redeliveries: int, ack_words: list[int]
+    topic: str,
+    message_id: MessageId,
+    metadata: pb.MessageMetadata,
+    payload: bytes,
+    redeliveries: int,
+    ack_words: list[int],
+    codec: Codec = BYTES,
 ) -> list[Message]:
     """The messages of one entry that are not acknowledged yet; raises ProtocolError for a broken batch."""
     if not metadata.HasField("num_messages_in_batch"):
-        return [_message(topic, message_id, metadata, metadata, payload, redeliveries)]
+        return [_message(topic, message_id, metadata, metadata, payload, redeliveries, codec)]
     count = metadata.num_messages_in_batch
     still_open = from_words(ack_words) if ack_words else -1
     found = []
     for index, (single, body) in enumerate(decode_batch(payload, count)):
         if still_open >> index & 1 and not single.compacted_out:
-            each = MessageId(message_id.ledger_id, message_id.entry_id, message_id.partition, index, count)
-            found.append(_message(topic, each, metadata, single, body, redeliveries))
+            where = message_id
+            each = MessageId(where.ledger_id, where.entry_id, where.partition, index, count, where.segment_id)
+            found.append(_message(topic, each, metadata, single, body, redeliveries, codec))
     return found
 
 
 def _message(
-    topic: str, message_id: MessageId, entry: pb.MessageMetadata, single: Any, payload: bytes, redeliveries: int
+    topic: str, message_id: MessageId, entry: pb.MessageMetadata, single: Any, payload: bytes, redeliveries: int, codec: Codec
 ) -> Message:
     key: str | None = None
     if single.HasField("partition_key") and not single.null_partition_key:
@@ -89,4 +131,5 @@ def _message(
         sequence_id=signed64(single.sequence_id if single.HasField("sequence_id") else entry.sequence_id),
         producer=entry.producer_name,
         redelivery_count=redeliveries,
+        codec=codec,
     )

@@ -30,10 +30,22 @@ class Operation(msgspec.Struct, Generic[T], frozen=True):
     """Data or positions are lost: the command line asks first."""
     may_repeat: bool = False
     """Doing it twice is the same as once and answers the same: it may be sent again when the answer was lost."""
+    member: str = ""
+    """Name of the method of `AdminClient.<noun>`, if it is not the verb."""
 
     @property
     def is_repeatable(self) -> bool:
         return self.may_repeat or self.method == "GET"
+
+    @property
+    def group(self) -> str:
+        """Name of the noun as an attribute of `AdminClient`."""
+        return self.noun.replace("-", "_")
+
+    @property
+    def method_name(self) -> str:
+        """Name of the method behind the verb."""
+        return self.member or self.verb.replace("-", "_")
 
     @property
     def name(self) -> str:

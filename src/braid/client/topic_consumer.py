@@ -1,21 +1,33 @@
-"""`TopicConsumer`: a consumer's lane from one topic or partition.
+"""`TopicConsumer`: a consumer's lane from one topic, partition or segment.
 
 Owns permits, unpacking entries, grouped acknowledgements, and subscribing again after a reconnect: what was received and not
-handed out is dropped then, because it comes again.
+handed out is dropped then, because it comes again. What is done with the messages is its owner's business.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from braid.client.attachment import Attachment
 from braid.client.connection import Connection
-from braid.client.messages import MessageId, messages_of
-from braid.errors import BraidError, Closed, DeadlineExceeded, NotAllowed, ProtocolError, TooLarge, TransportError
+from braid.client.messages import Message, MessageId, messages_of
+from braid.client.values import BYTES, Codec
+from braid.errors import (
+    BraidError,
+    Closed,
+    ConsumerBusy,
+    DeadlineExceeded,
+    NotAllowed,
+    ProtocolError,
+    RequestError,
+    TooLarge,
+    TransportError,
+)
 from braid.model.ackset import acknowledged_up_to, full, to_words
 from braid.model.positions import Position
 from braid.wire import messages as pb
@@ -25,28 +37,72 @@ from braid.wire.client import Delivery
 from braid.wire.commands import encode, signed64, unsigned64
 from braid.wire.compression import decompress
 from braid.wire.entries import entry_metadata, payload_offset
-from braid.wire.types import AckType, CommandType, SubType
+from braid.wire.types import AckType, CommandType, InitialPosition, SubType
 
 if TYPE_CHECKING:
-    from braid.client.consumer import Consumer
+    from braid.client.client import Client
 
 log = logging.getLogger(__name__)
+UNASKED = 0
+"""Request id of requests whose answer nobody waits for; real ones begin at 1."""
+BUSY_PAUSE = 1.0
+"""Longest pause before asking again for a subscription that another consumer is about to leave, in seconds."""
+
+
+class LaneOwner(Protocol):
+    """Who gets a lane's messages."""
+
+    def put(self, lane: TopicConsumer, messages: list[Message], /) -> None:
+        """New messages; each is to be reported to the lane as `consumed` when it leaves the owner's queue."""
+
+    def drop_queued(self, lane: TopicConsumer, /) -> None:
+        """Forget what was received and not handed out yet: it comes again."""
+
+    def window(self) -> int:
+        """How many messages a lane may have received ahead."""
+        ...
+
+    def lane_ended(self, lane: TopicConsumer, /) -> None:
+        """The topic was terminated and the subscription has acknowledged everything in it."""
+
+    def lane_failed(self, lane: TopicConsumer, error: BraidError, /) -> None:
+        """The lane is of no more use: it was closed, or the broker refuses it for good."""
+
+
+class LaneOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a lane subscribes."""
+
+    subscription: str
+    sub_type: SubType
+    name: str
+    initial: InitialPosition = InitialPosition.LATEST
+    is_durable: bool = True
+    codec: Codec = BYTES
+    partition: int = -1
+    segment_id: int = -1
+    shown_topic: str | None = None
+    """Topic named in messages, if it is not the lane's own."""
 
 
 class TopicConsumer(Attachment):
-    """The lane from one topic or partition."""
+    """The lane from one topic, partition or segment."""
 
-    def __init__(self, owner: Consumer, topic: str, partition: int) -> None:
-        super().__init__(owner.client, topic)
-        self.consumer_id = owner.client.new_id()
-        self.partition = partition
+    def __init__(self, client: Client, owner: LaneOwner, topic: str, options: LaneOptions) -> None:
+        super().__init__(client, topic)
+        self.consumer_id = client.new_id()
+        self.options = options
         self.is_ended = False
+        self.tried = asyncio.Event()
+        """Set once the first attempt of `open_soon` has succeeded, or is refused for good or because others hold the place."""
         self._owner = owner
-        self._is_shared = owner.sub_type is SubType.SHARED
+        self._is_shared = options.sub_type is SubType.SHARED
         self._epoch = 0
-        self._attachments = 0
-        self._used = 0
-        """Permits used up and not yet granted again."""
+        self.attachments = 0
+        """How often it was tried to attach."""
+        self._granted = 0
+        """Messages the broker may send, is sending, or has sent and that are still in the owner's queue."""
+        self._up_to: MessageId | None = None
+        """A cumulative ack to send."""
         self._chunks = ChunkAssembler(self.config.max_chunked_messages, self.config.max_message_bytes)
         self._open_batches: dict[Position, int] = {}
         self._acks: dict[Position, int] = {}
@@ -57,13 +113,39 @@ class TopicConsumer(Attachment):
 
     # The connection's side.
 
+    def open_soon(self) -> None:
+        """Attach in the background, for as long as it takes; a place that another consumer still holds is asked for again."""
+        self._tasks.spawn(self._open_soon(), "attach")
+
+    async def _open_soon(self) -> None:
+        pause = self.config.backoff_initial
+        while self.connection is None:
+            try:
+                await self._attach_once()
+            except BraidError as error:
+                if self.is_final(error):
+                    self.end(error)
+                    return
+                if is_busy := isinstance(error, ConsumerBusy):
+                    self.tried.set()
+                log.info("attaching to %s failed, trying again: %s", self.topic, error)
+                await self.clock.sleep(pause * (0.5 + self.client.runtime.random.random()))
+                pause = min(pause * 2, BUSY_PAUSE if is_busy else self.config.backoff_max, self.config.backoff_max)
+        self.tried.set()
+        await self._stay()
+
     async def attach(self, connection: Connection) -> None:
-        owner = self._owner
-        self._attachments += 1
-        owner.drop_queued(self)
+        self.attachments += 1
+        await self._subscribe(connection)
+        # Nothing comes before permits are given.
+        self.is_ended = False  # told again, if it is still so
+        self._owner.drop_queued(self)
         self._chunks.clear()
         self._open_batches.clear()
-        self._used = 0
+        self._granted = 0
+
+    async def _subscribe(self, connection: Connection) -> None:
+        options = self.options
         connection.consumers[self.consumer_id] = self
         try:
             await connection.request(
@@ -71,21 +153,31 @@ class TopicConsumer(Attachment):
                     number,
                     self.consumer_id,
                     self.topic,
-                    owner.subscription,
-                    owner.sub_type,
-                    owner.name,
-                    initial_position=owner.initial,
+                    options.subscription,
+                    options.sub_type,
+                    options.name,
+                    is_durable=options.is_durable,
+                    start=self._start(),
+                    initial_position=options.initial,
+                    schema=options.codec.schema,
                     consumer_epoch=None if self._is_shared else self._epoch,
                 )
             )
-        except BaseException:
+        except BaseException as error:
             connection.consumers.pop(self.consumer_id, None)
+            if not isinstance(error, RequestError) and connection.is_open:
+                # Nobody waits for the answer any more; a consumer let in now would hold its place for nobody.
+                connection.write(requests.close_consumer(UNASKED, self.consumer_id))
             raise
 
+    def _start(self) -> pb.MessageIdData | None:
+        """Where a lane that is not durable begins."""
+        return None
+
     def begin(self, connection: Connection) -> None:
-        connection.write(requests.flow(self.consumer_id, self.config.receiver_queue))
-        if self._acks:
-            self._queue_acks()
+        self._send_acks()
+        self._granted = self._owner.window()
+        connection.write(requests.flow(self.consumer_id, self._granted))
 
     def is_registered(self, connection: Connection) -> bool:
         return connection.consumers.get(self.consumer_id) is self
@@ -96,7 +188,10 @@ class TopicConsumer(Attachment):
             self.consumed(_count(delivery.entry))  # sent before our request to start again
             return
         where = command.message_id
-        message_id = MessageId(signed64(where.ledgerId), signed64(where.entryId), self.partition)
+        options = self.options
+        message_id = MessageId(
+            signed64(where.ledgerId), signed64(where.entryId), options.partition, segment_id=options.segment_id
+        )
         try:
             metadata = entry_metadata(delivery.entry)
             payload = delivery.entry[payload_offset(delivery.entry) :]
@@ -110,36 +205,45 @@ class TopicConsumer(Attachment):
                     self.consumed(1)
                     return
                 payload = whole.payload
-                chunks = tuple(MessageId(*position, self.partition) for position in whole.positions[:-1])
+                chunks = tuple(
+                    MessageId(*position, options.partition, segment_id=options.segment_id) for position in whole.positions[:-1]
+                )
             payload = decompress(metadata.compression, payload, metadata.uncompressed_size, self.config.max_message_bytes)
-            found = messages_of(self.topic, message_id, metadata, payload, command.redelivery_count, list(command.ack_set))
+            topic = options.shown_topic or self.topic
+            count, acks = command.redelivery_count, list(command.ack_set)
+            found = messages_of(topic, message_id, metadata, payload, count, acks, options.codec)
         except (ProtocolError, TooLarge) as error:
             log.error("the entry %s of %s cannot be read and is left out: %s", message_id, self.topic, error)
             self._report_unreadable(message_id)
             return
         if chunks:
             found = [msgspec.structs.replace(found[0], chunks=chunks)]
-        self._owner.put(self, found)
+        if found:
+            self._owner.put(self, found)
 
     def ended(self) -> None:
         self.is_ended = True
-        self._owner.wake()
+        self._owner.lane_ended(self)
 
     def failed(self, error: BraidError) -> None:
         for waiter in self._ack_waiters:
             if not waiter.done():
                 waiter.set_exception(type(error)(*error.args))
         self._ack_waiters = []
-        self._owner.wake()
+        self.tried.set()
+        self.attached.set()  # whoever waits for a connection finds the failure
+        self._owner.lane_failed(self, error)
 
     # The application's side.
 
     def consumed(self, count: int) -> None:
         """Messages left the queue: grant the broker as many more, in portions."""
-        self._used += count
-        if self._used >= max(1, self.config.receiver_queue // 2) and self.connection is not None:
-            self.connection.write(requests.flow(self.consumer_id, self._used))
-            self._used = 0
+        self._granted -= count
+        if self.connection is not None:
+            window = self._owner.window()
+            if self._granted <= window // 2:
+                self.connection.write(requests.flow(self.consumer_id, window - self._granted))
+                self._granted = window
 
     def acknowledge(self, message_id: MessageId) -> None:
         """Acknowledge one message; sent with the others of this loop turn."""
@@ -168,16 +272,57 @@ class TopicConsumer(Attachment):
     async def acknowledge_cumulative(self, message_id: MessageId, *, wait: bool) -> None:
         if self._is_shared:
             raise NotAllowed("A Shared subscription cannot be acknowledged cumulatively; acknowledge each message.")
-        mask = 0
-        if message_id.batch_index >= 0:
-            mask = acknowledged_up_to(message_id.batch_size, message_id.batch_index)
-        where = message_id_data(Position(message_id.ledger_id, message_id.entry_id), mask)
+        self.check_usable()
+        if not wait:
+            self.acknowledge_up_to(message_id)
+            return
+        where = _up_to_data(message_id)
         await self.attached.wait()
         connection = self._attached_connection()
-        if wait:
-            await connection.request(lambda number: requests.ack(self.consumer_id, [where], AckType.CUMULATIVE, number))
-        else:
-            connection.write(requests.ack(self.consumer_id, [where], AckType.CUMULATIVE))
+        await connection.request(lambda number: requests.ack(self.consumer_id, [where], AckType.CUMULATIVE, number))
+
+    def acknowledge_up_to(self, message_id: MessageId) -> None:
+        """Acknowledge cumulatively; sent at the end of this loop turn, or when the lane is attached again."""
+        if self._up_to is None or message_id > self._up_to:
+            self._up_to = message_id
+        self._queue_acks()
+
+    async def confirm_up_to(self, message_id: MessageId) -> None:
+        """Acknowledge cumulatively and return once the broker has that durable, over reconnects."""
+        where = _up_to_data(message_id)
+        while True:
+            await self.attached.wait()
+            try:
+                connection = self._attached_connection()
+                await connection.request(lambda number: requests.ack(self.consumer_id, [where], AckType.CUMULATIVE, number))
+                return
+            except TransportError:
+                await asyncio.sleep(0)  # the connection tells its objects that it ended, then we are attached again
+
+    async def last_message_id(self) -> MessageId:
+        """The last message stored at the moment; ledger id -1 if there is none."""
+        await self.attached.wait()
+        return await self.last_message_id_at(self._attached_connection())
+
+    async def last_message_id_at(self, connection: Connection) -> MessageId:
+        body = await connection.request(lambda number: requests.get_last_message_id(number, self.consumer_id))
+        found, options = body.last_message_id, self.options
+        index = found.batch_index if found.HasField("batch_index") else -1
+        ledger_id, entry_id = signed64(found.ledgerId), signed64(found.entryId)
+        return MessageId(ledger_id, entry_id, options.partition, index, segment_id=options.segment_id)
+
+    def redeliver(self, positions: Iterable[Position]) -> None:
+        """Have these entries sent again, to any consumer of the Shared subscription."""
+        if self.connection is not None:  # a new attachment gets everything unacknowledged anyway
+            self.connection.write(requests.redeliver(self.consumer_id, [message_id_data(each, 0) for each in positions]))
+
+    def start_again(self) -> None:
+        """Have everything unacknowledged sent again, from the first on; not for Shared subscriptions."""
+        self._epoch += 1
+        self._owner.drop_queued(self)
+        self._send_acks()
+        if self.connection is not None:
+            self.connection.write(requests.redeliver(self.consumer_id, (), self._epoch))
 
     def negative_acknowledge(self, message_id: MessageId) -> None:
         if not self._redeliver:
@@ -188,10 +333,11 @@ class TopicConsumer(Attachment):
         """Move the subscription; the broker closes the consumer, which then subscribes again."""
         self.check_usable()
         await self.attached.wait()
-        before = self._attachments
+        self._send_acks()  # those of before the seek must not come after it
+        before = self.attachments
         connection = self._attached_connection()
         await connection.request(lambda number: requests.seek(number, self.consumer_id, target))
-        if self._attachments == before and self.connection is not None:
+        if self.attachments == before and self.connection is not None:
             self._owner.drop_queued(self)
         self.is_ended = False
         await self.attached.wait()
@@ -207,6 +353,8 @@ class TopicConsumer(Attachment):
                 await connection.request(lambda number: requests.close_consumer(number, self.consumer_id))
             except (TransportError, DeadlineExceeded):
                 pass  # the connection's end closes the consumer as well
+            except RequestError as error:
+                log.info("the broker does not know the consumer of %s: %s", self.topic, error)  # closed by it meanwhile
         await self.shut()
 
     async def unsubscribe(self, force: bool) -> None:
@@ -229,8 +377,13 @@ class TopicConsumer(Attachment):
     def _send_acks(self) -> None:
         self._are_acks_queued = False
         connection = self.connection
-        if connection is None or not self._acks:
+        if connection is None:
             return  # sent when the consumer is attached again
+        if self._up_to is not None:
+            connection.write(requests.ack(self.consumer_id, [_up_to_data(self._up_to)], AckType.CUMULATIVE))
+            self._up_to = None
+        if not self._acks:
+            return
         acks, self._acks = self._acks, {}
         waiters, self._ack_waiters = self._ack_waiters, []
         if waiters:
@@ -284,12 +437,9 @@ class TopicConsumer(Attachment):
         if self.connection is None or not wanted:
             return  # a new attachment delivers everything unacknowledged anyway
         if self._is_shared:
-            self.connection.write(requests.redeliver(self.consumer_id, [message_id_data(position, 0) for position in wanted]))
-            return
-        # One consumer at a time: the broker starts again at the first unacknowledged message.
-        self._epoch += 1
-        self._owner.drop_queued(self)
-        self.connection.write(requests.redeliver(self.consumer_id, (), self._epoch))
+            self.redeliver(wanted)
+        else:  # one consumer at a time: the broker starts again at the first unacknowledged message
+            self.start_again()
 
 
 def message_id_data(position: Position, mask: int) -> pb.MessageIdData:
@@ -298,6 +448,14 @@ def message_id_data(position: Position, mask: int) -> pb.MessageIdData:
     if mask:
         found.ack_set.extend(to_words(mask))
     return found
+
+
+def _up_to_data(message_id: MessageId) -> pb.MessageIdData:
+    """A message on the wire, as the last one that is acknowledged."""
+    mask = 0
+    if message_id.batch_index >= 0:
+        mask = acknowledged_up_to(message_id.batch_size, message_id.batch_index)
+    return message_id_data(Position(message_id.ledger_id, message_id.entry_id), mask)
 
 
 def _ids(acks: dict[Position, int]) -> list[pb.MessageIdData]:

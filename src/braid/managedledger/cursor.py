@@ -320,13 +320,18 @@ class ManagedCursor:
 
     # ---- durability -------------------------------------------------------------------------------------------------------
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether the present state would survive a crash, as far as it ever does."""
+        return self._store is None or (not self._is_dirty and self._writing is None)
+
     async def flush(self) -> None:
         """Return once the present state is durable. Calls made at the same time share one write."""
         if self._store is None:
             return
         if self._is_stopped:
             raise self._closed()
-        if not self._is_dirty and self._writing is None:
+        if self.is_saved:
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._is_dirty:

@@ -110,9 +110,14 @@ class ManagedLedgerFactory:
 
     async def exists(self, name: str) -> bool:
         """Whether there is a log of this name."""
+        return await self.properties(name) is not None
+
+    async def properties(self, name: str) -> Mapping[str, str] | None:
+        """The properties of a log; None if there is none of this name."""
         key = log_key(name)
         found = await self._metadata.get(key)
-        return found is not None and not decode_record(LogRecord, key, found.value).is_deleted
+        record = None if found is None else decode_record(LogRecord, key, found.value)
+        return None if record is None or record.is_deleted else record.properties
 
     async def names(self, parent: str) -> AsyncIterator[str]:
         """Last name components of the logs directly below `parent`, as stored (encoded), in order."""

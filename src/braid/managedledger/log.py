@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -45,6 +45,7 @@ class ManagedLedger(LogAppender):
         "metadata",
         "retention_mb",
         "retention_minutes",
+        "trim_guard",
     )
 
     def __init__(
@@ -67,6 +68,8 @@ class ManagedLedger(LogAppender):
         """By name, durable or not. Changed by this object only."""
         self.retention_minutes = retention_minutes
         self.retention_mb = retention_mb
+        self.trim_guard: Callable[[], Awaitable[bool]] | None = None
+        """Asked before anything is deleted: False keeps everything for now."""
         self._lifecycle = asyncio.Lock()
         self._trimming: asyncio.Task[int] | None = None
         self._is_loaded = False
@@ -210,6 +213,10 @@ class ManagedLedger(LogAppender):
                 return found
             mark_delete = self._mark_delete_for(initial)
             store = await CursorStore.create(self, name, mark_delete, dict(properties or {}))
+            if mark_delete.ledger_id < 0:
+                # The log was empty. If its first ledger came meanwhile, it anchored only the cursors that had joined; this one
+                # must not be anchored to a later ledger, or it would skip the first.
+                mark_delete = self._mark_delete_for("earliest")
             return self._joined(ManagedCursor(self, name, mark_delete, store))
 
     def non_durable_cursor(self, name: str, start: Position) -> ManagedCursor:
@@ -279,7 +286,7 @@ class ManagedLedger(LogAppender):
         """
         self._check_open()
         await self._discard_again()
-        if not self._trimmable():
+        if not self._trimmable() or not (self.trim_guard is None or await self.trim_guard()):
             return 0
         for cursor in list(self.cursors.values()):
             await cursor.flush()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from braid.errors import Closed, StoreError, VersionConflict
 from braid.metadata.api import MetadataStore, Record, Session
@@ -59,11 +59,13 @@ class LeaderElection:
         *,
         on_change: Callable[[Leadership | None], None] | None = None,
         same: Callable[[bytes], bool] | None = None,
+        may_win: Callable[[], Awaitable[bool]] | None = None,
         reconcile_seconds: float = DEFAULT_RECONCILE_SECONDS,
     ) -> None:
         """`candidate` is the record's value and must name this incarnation of the candidate. `on_change` is told of our own
         leadership and of its end. `same` recognises a record that an earlier incarnation of this candidate left behind; such a
-        record is removed once, at the first attempt, instead of waiting for its session to end."""
+        record is removed once, at the first attempt, instead of waiting for its session to end. `may_win` is asked before the
+        record is created, when nobody leads: whether there is still something to lead."""
         self.leadership: Leadership | None = None
         """Ours, while we lead. Ask it `holds()`."""
         self._store = store
@@ -72,6 +74,7 @@ class LeaderElection:
         self._candidate = candidate
         self._on_change = on_change
         self._same = same
+        self._may_win = may_win
         self._reconcile = reconcile_seconds
         self._tenure: Tenure | None = None
         self._unwanted: Tenure | None = None  # over, but its record could not be removed yet
@@ -187,6 +190,8 @@ class LeaderElection:
             await self._remove_leftover(found)
             found = None
         if found is not None and not is_own(self._store, found, self._candidate):
+            return
+        if self._may_win is not None and not await self._may_win():
             return
         # An own record that we do not hold, after a put without a verdict or a deadline that passed, is as good as a new one.
         result = await take(self._store, self._clock, self._key, self._candidate, adopt=True)

@@ -128,15 +128,16 @@ class SegmentLayout:
 
     # Changes.
 
-    def split(self, segment_id: int, now_ms: int) -> SegmentLayout:
-        """The layout in which two children halve an active segment. Raises NotFound, PreconditionFailed."""
+    def split(self, segment_id: int, now_ms: int, *, sealed_ms: int | None = None) -> SegmentLayout:
+        """The layout in which two children halve an active segment. The parent was sealed at `sealed_ms`, if given.
+        Raises NotFound, PreconditionFailed."""
         parent = self._active(segment_id, "split")
         if parent.hash_range.size < 2:
             raise PreconditionFailed(f"Segment {segment_id} covers the one hash {parent.hash_range} and cannot be split.")
-        return self._replace((parent,), parent.hash_range.split(), now_ms)
+        return self._replace((parent,), parent.hash_range.split(), now_ms, sealed_ms)
 
-    def merge(self, first_id: int, second_id: int, now_ms: int) -> SegmentLayout:
-        """The layout in which one child joins two adjacent active segments. Raises NotFound, PreconditionFailed."""
+    def merge(self, first_id: int, second_id: int, now_ms: int, *, sealed_ms: int | None = None) -> SegmentLayout:
+        """The layout in which one child joins two adjacent active segments, otherwise as `split`."""
         if first_id == second_id:
             raise PreconditionFailed(f"Segment {first_id} cannot be merged with itself; give two neighbours.")
         first, second = self._active(first_id, "merge"), self._active(second_id, "merge")
@@ -146,7 +147,7 @@ class SegmentLayout:
                 "merge two whose ranges touch."
             )
         parents = (first, second) if first.hash_range < second.hash_range else (second, first)
-        return self._replace(parents, (first.hash_range.merge(second.hash_range),), now_ms)
+        return self._replace(parents, (first.hash_range.merge(second.hash_range),), now_ms, sealed_ms)
 
     def prune(self, segment_ids: Iterable[int]) -> SegmentLayout:
         """The layout without these sealed segments and the edges to them; the epoch grows by one for each (scalable.md 3.4)."""
@@ -178,7 +179,9 @@ class SegmentLayout:
             )
         return found
 
-    def _replace(self, parents: tuple[SegmentInfo, ...], ranges: Iterable[HashRange], now_ms: int) -> SegmentLayout:
+    def _replace(
+        self, parents: tuple[SegmentInfo, ...], ranges: Iterable[HashRange], now_ms: int, sealed_ms: int | None
+    ) -> SegmentLayout:
         epoch = self.epoch + 1
         parent_ids = tuple(each.segment_id for each in parents)
         children = [
@@ -193,7 +196,9 @@ class SegmentLayout:
         ]
         child_ids = tuple(each.segment_id for each in children)
         segments = dict(self.all_segments)
-        segments.update({each.segment_id: each.sealed(child_ids, epoch, now_ms) for each in parents})
+        segments.update(
+            {each.segment_id: each.sealed(child_ids, epoch, now_ms if sealed_ms is None else sealed_ms) for each in parents}
+        )
         segments.update({each.segment_id: each for each in children})
         return SegmentLayout(epoch, self.next_segment_id + len(children), segments, self.routing)
 

@@ -37,7 +37,7 @@ class SettingInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def setting(description: str, *, ge: float | None = None, le: float | None = None, alias: str = "") -> msgspec.Meta:
-    """Annotation of a settings field: what it means, its bounds, and Pulsar's name for it."""
+    """Annotation of a settings field: what it means, its bounds, and Pulsar's name for it (several are divided by commas)."""
     return msgspec.Meta(description=description, ge=ge, le=le, extra={"alias": alias} if alias else None)
 
 
@@ -141,7 +141,7 @@ def _names(struct: type[msgspec.Struct]) -> dict[str, str]:
     for field in msgspec.structs.fields(struct):
         names[field.name] = field.name
         _inner, meta = _split(hints[field.name])
-        if alias := (meta.extra or {}).get("alias", ""):
+        for alias in filter(None, (meta.extra or {}).get("alias", "").split(", ")):
             names[alias] = field.name
             names[alias.lower()] = field.name
     return names

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from braid.errors import BraidError
 from braid.model.hashranges import HashRange
 from braid.model.names import TopicName
 from braid.model.positions import Position
@@ -28,6 +29,8 @@ class SegmentBacklog(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     is_terminated: bool
     consumers: tuple[str, ...] = ()
     """Names of the attached consumers."""
+    closed: tuple[str, ...] = ()
+    """Names that closed themselves and have not come back, as far as the owner knows."""
 
     @property
     def is_drained(self) -> bool:
@@ -135,6 +138,11 @@ class ConsumerHandle(Protocol):
 
     def displaced(self) -> None:
         """Another connection took the name: close this consumer (CLOSE_CONSUMER)."""
+        ...
+
+    def ended(self, error: BraidError) -> None:
+        """Nobody coordinates this consumer here any more: the leadership moved, or the subscription is gone. It has to
+        register again, wherever the leader is then."""
         ...
 
 

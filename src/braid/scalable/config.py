@@ -13,7 +13,11 @@ class ScalableConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Section `[scalable_topics]`."""
 
     enabled: Annotated[
-        bool, setting("Whether topic:// names, commands 70-78 and their admin calls work", alias="scalableTopicsEnabled")
+        bool,
+        setting(
+            "Whether topic:// names, commands 70-78 and their admin calls work",
+            alias="scalableTopicsEnabled, scalableTopicEnabled",
+        ),
     ] = True
     default_routing: Annotated[
         Literal["high16", "low16"],

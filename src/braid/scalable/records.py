@@ -1,11 +1,13 @@
 """Records of scalable topics in the metadata store: paths and JSON (scalable.md 2), and what they become in memory.
 
-The shapes are those of PIP-468 with extra fields; unknown fields are ignored on reading. Names are encoded once, here, on their
-way into a path. Pure.
+The shapes are those of PIP-468 with extra fields; unknown fields are ignored on reading. Fields with a default are left out
+when they have it, except where the default comes from a function: those are always written. Names are encoded once, here, on
+their way into a path. Pure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
@@ -14,12 +16,15 @@ from braid.errors import StoreMismatch
 from braid.model.hashranges import HashRange
 from braid.model.layout import SegmentLayout
 from braid.model.names import NamespaceName, TopicName, encode
+from braid.model.names import decode as decode_name
 from braid.model.routing import Routing
 from braid.model.segments import NOT_SEALED, SegmentInfo, SegmentState
 
 TOPICS: Final = "/topics"
 REGULAR: Final = "/regular-topics"
 """Where stream consumers of regular topics are coordinated."""
+ALL_TOPICS: Final = "scalable-topics"
+"""Index of the records of all scalable topics."""
 FORMAT_VERSION: Final = 1
 
 OperationKind = Literal["create", "delete", "split", "merge", "prune"]
@@ -74,16 +79,16 @@ class ScalableTopicMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="c
     epoch: int
     next_segment_id: int
     segments: dict[int, SegmentRecord]
-    properties: dict[str, str] = msgspec.field(default_factory=dict)
+    properties: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     auto_scale_policy: dict[str, Any] | None = None
     migrated_from: dict[str, Any] | None = None
     incarnation: str = ""
-    routing: Routing = Routing.HIGH16
+    routing: Routing = msgspec.field(default_factory=lambda: Routing.HIGH16)
     leader_epoch: int = 0
     """Of the leader that claimed the record last (INV4)."""
     pending_operation: PendingOperation | None = None
     created_ms: int = 0
-    format_version: int = FORMAT_VERSION
+    format_version: int = msgspec.field(default_factory=lambda: FORMAT_VERSION)
 
     @property
     def layout(self) -> SegmentLayout:
@@ -121,7 +126,7 @@ class SubscriptionChange(msgspec.Struct, frozen=True, kw_only=True, rename="came
 class SubscriptionMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """`.../subscriptions/{encoded name}`."""
 
-    type: SubscriptionKind = "STREAM"
+    type: SubscriptionKind = msgspec.field(default_factory=lambda: "STREAM")
     initial: Initial = "earliest"
     created_at_epoch: int = -1
     """Layout epoch when it was made: segments created later start at Earliest for it, whatever a consumer asks for (L-07)."""
@@ -138,6 +143,7 @@ class RegistrationRecord(msgspec.Struct, frozen=True, kw_only=True, rename="came
     segments: tuple[int, ...] = ()
     absent_since_ms: int | None = None
     """Written once, by a new leader that restores the registration without a connection (hole 15)."""
+    leader_epoch: int = 0
 
 
 R = TypeVar("R", ScalableTopicMetadata, SubscriptionMetadata, RegistrationRecord)
@@ -201,6 +207,27 @@ def consumers_path(topic: TopicName, subscription: str, root: str = TOPICS) -> s
 
 def consumer_path(topic: TopicName, subscription: str, consumer: str, root: str = TOPICS) -> str:
     return f"{consumers_path(topic, subscription, root)}/{encode(consumer)}"
+
+
+def topic_of(key: str) -> TopicName:
+    """The topic whose record this is; the inverse of `topic_path`."""
+    _, tenant, namespace, local = key.removeprefix("/").split("/")
+    return TopicName.parse(f"topic://{tenant}/{namespace}/{decode_name(local)}")
+
+
+def index_of(namespace: NamespaceName, properties: Mapping[str, str]) -> dict[str, str]:
+    """Index entries of a topic's record: one that every topic has, and one for each property (settled.md)."""
+    return {ALL_TOPICS: f"{encode(namespace.tenant)}:{encode(namespace.local_name)}"} | {
+        property_index(name): property_key(namespace, value) for name, value in properties.items()
+    }
+
+
+def property_index(name: str) -> str:
+    return f"prop:{encode(name)}"
+
+
+def property_key(namespace: NamespaceName, value: str) -> str:
+    return f"{encode(namespace.tenant)}:{encode(namespace.local_name)}:{encode(value)}"
 
 
 def decode(kind: type[R], key: str, value: bytes) -> R:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from braid.broker.catalog import check_served
+from braid.broker.catalog import check_regular
 from braid.broker.clusters import Clusters
 from braid.broker.ownership import Ownership
 from braid.broker.server import BrokerServer
@@ -54,7 +54,7 @@ class Admin:
 
     async def partitions(self, name: TopicName) -> list[TopicName]:
         """The partitions of a partitioned topic; empty for any other name."""
-        check_served(name)
+        check_regular(name)
         record = None if name.is_partition else await self.service.namespaces.partitions(name)
         return [] if record is None else [name.partition(number) for number in range(record.partitions)]
 
@@ -62,7 +62,10 @@ class Admin:
         """404 unless there is a topic of this name, partitioned or not."""
         await self.service.namespaces.policies(name.namespace)
         if not await self.partitions(name) and not await self.service.logs.exists(name.managed_ledger_name):
-            raise TopicNotFound(f"The topic {name} does not exist.")
+            hint = ""
+            if self.service.has_scalable and await self.service.records.read(name) is not None:
+                hint = f" {name.scalable} is a scalable topic: use the calls below /admin/v2/scalable."
+            raise TopicNotFound(f"The topic {name} does not exist.{hint}")
 
     async def loaded(self, ask: Ask, *, create: bool = False) -> Topic:
         """The plain topic or partition the call names, served here; 405 for a partitioned topic, 307 if it is elsewhere."""

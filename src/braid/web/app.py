@@ -18,11 +18,13 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.response import Response
 
 from braid.broker.ownership import OwnedElsewhere
-from braid.errors import BraidError
+from braid.errors import BraidError, LedElsewhere
 from braid.web.admin import Admin
 from braid.web.calls import JSON_TYPE, MAX_BODY_BYTES, Answered, Ask, Call, Req, respond
+from braid.web.leaders import Leaders
 from braid.web.openapi import document, page
 from braid.web.owners import Owners
+from braid.web.remote_segments import ERROR_HEADER
 from braid.web.routes_brokers import broker_calls, page_routes
 from braid.web.routes_bundles import bundle_calls
 from braid.web.routes_clusters import cluster_calls, tenant_calls
@@ -31,6 +33,8 @@ from braid.web.routes_messages import message_calls
 from braid.web.routes_namespaces import namespace_calls
 from braid.web.routes_permissions import permission_calls
 from braid.web.routes_policies import policy_calls
+from braid.web.routes_scalable import scalable_calls
+from braid.web.routes_segments import segment_calls
 from braid.web.routes_stats import stats_calls
 from braid.web.routes_subscriptions import subscription_calls
 from braid.web.routes_topics import topic_calls
@@ -44,6 +48,8 @@ BAD_PATHS = {
 }
 NOT_YET = ("/admin/", "/lookup/", "/topics/")
 """Roots of Pulsar's API: what is not found below them exists elsewhere and is not built here."""
+ALIASES = {"/admin/v2/scalable-topics/": "/admin/v2/scalable/"}
+"""Roots under which the design names what Pulsar serves under another (decision D-6)."""
 KNOWN_METHODS = ("GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH")
 SAFE_HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
 
@@ -61,6 +67,8 @@ def all_calls(admin: Admin) -> list[Call]:
         stats_calls(admin),
         message_calls(admin),
         subscription_calls(admin),
+        scalable_calls(admin),
+        segment_calls(),
         broker_calls(admin),
         lookup_calls(admin),
     )
@@ -111,6 +119,8 @@ async def _answered_call(admin: Admin, call: Call, request: Req) -> Response[byt
             return respond(call, await call.work(ask))
         except OwnedElsewhere as elsewhere:
             Owners(ask).redirect(elsewhere.owner)
+        except LedElsewhere as elsewhere:
+            await Leaders(ask).redirect(elsewhere)
         finally:
             await ask.close()
     except Answered as answered:
@@ -157,6 +167,9 @@ def _path_of(target: str) -> str:
         target = rest[rest.find("/") :] if "/" in rest else "/"
     if not target.startswith("/"):
         return BAD_TARGET
+    for alias, root in ALIASES.items():
+        if target.startswith(alias):
+            target = root + target.removeprefix(alias)
     return EMPTY_NAME if "//" in target else target  # the router would take an empty name for no name at all
 
 
@@ -175,7 +188,7 @@ def _answer(status: int, reason: str, headers: Mapping[str, str] | None = None) 
 def _refused(request: Request[Any, Any, Any], error: BraidError) -> Response[bytes]:
     if error.status >= 500:
         log.warning("%s %s failed: %s", request.method, request.scope["path"][:200], error)
-    return _answer(error.status, error.message)
+    return _answer(error.status, error.message, {ERROR_HEADER: type(error).__name__})
 
 
 def _answered(request: Request[Any, Any, Any], error: Answered) -> Response[bytes]:

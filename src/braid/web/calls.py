@@ -32,6 +32,7 @@ PLAIN_TYPE = "text/plain; charset=utf-8"
 MAX_BODY_BYTES = 1 << 20
 MAX_INT64 = (1 << 63) - 1
 MAX_QUERY_CHARACTERS = 4096
+MAX_REPEATED = 100
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
 
 
@@ -67,9 +68,17 @@ class Query(msgspec.Struct, frozen=True):
     choices: tuple[str, ...] = ()
     least: int = 0
     most: int = MAX_INT64
+    is_many: bool = False
+    """May be given several times: the value is the list of texts."""
 
     def read(self, texts: list[str]) -> Any:
         """The value; the default if it is absent or empty."""
+        if self.is_many:
+            if len(texts) > MAX_REPEATED or any(len(text) > MAX_QUERY_CHARACTERS for text in texts):
+                raise BadRequest(
+                    f"The query parameter {self.name} may be given {MAX_REPEATED} times with {MAX_QUERY_CHARACTERS} characters."
+                )
+            return texts
         if len(set(texts)) > 1:
             raise BadRequest(f"The query parameter {self.name} is given {len(texts)} times with different values.")
         text = texts[0] if texts else ""

@@ -12,6 +12,7 @@ from braid.ledger.config import LocalSettings
 from braid.managedledger.config import ManagedLedgerConfig
 from braid.runtime.config import setting
 from braid.runtime.logs import LogSettings
+from braid.scalable.config import ScalableConfig
 
 
 class StorageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,4 +46,5 @@ class StandaloneConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     storage: StorageConfig = StorageConfig()
     ledger: LocalSettings = LocalSettings()
     managed_ledger: ManagedLedgerConfig = ManagedLedgerConfig()
+    scalable_topics: ScalableConfig = ScalableConfig()
     log: LogConfig = LogConfig()

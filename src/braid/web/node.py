@@ -25,9 +25,11 @@ from braid.managedledger.schemas import SchemaStorage
 from braid.metadata.api import MetadataStore
 from braid.runtime.env import Runtime
 from braid.runtime.tasks import Tasks
+from braid.scalable.config import ScalableConfig
 
 if TYPE_CHECKING:
     from braid.web.http import HttpServer
+    from braid.web.remote_segments import RemoteSegmentsPool
 
 
 class BrokerNode:
@@ -41,6 +43,7 @@ class BrokerNode:
         metadata: MetadataStore,
         ledgers: LedgerStore,
         *,
+        scalable: ScalableConfig | None = None,
         on_claim: Callable[[str, Collection[int]], None] | None = None,
         with_http: bool = True,
     ) -> None:
@@ -53,11 +56,19 @@ class BrokerNode:
         self._ledgers = ledgers
         self._with_http = with_http
         self._http: HttpServer | None = None
+        self._remote: RemoteSegmentsPool | None = None
         self._tasks = Tasks("web")
         self._stack = AsyncExitStack()
         resolver = SingleStore(ledgers)
         factory = ManagedLedgerFactory(runtime, metadata, resolver, logs, EntryCache(logs.cache_bytes), on_claim=on_claim)
-        self.service = BrokerService(runtime, config, metadata, factory, SchemaStorage(runtime, metadata, resolver))
+        self.service = BrokerService(
+            runtime,
+            config,
+            metadata,
+            factory,
+            SchemaStorage(runtime, metadata, resolver),
+            scalable=scalable or ScalableConfig(),
+        )
         self.server = BrokerServer(self.service, with_http=with_http)
 
     @property
@@ -102,6 +113,8 @@ class BrokerNode:
         if self._http is not None:
             self._http.abort()
         await self.server.kill()
+        if self._remote is not None:
+            await self._remote.close()  # as the system does with a dead process's sockets
 
     async def _start_http(self) -> None:
         if self.config.http_port:
@@ -111,7 +124,10 @@ class BrokerNode:
         from braid.web.app import make_app
         from braid.web.http import HttpServer
         from braid.web.metrics import watch_loop_lag
+        from braid.web.remote_segments import RemoteSegmentsPool
 
+        self._remote = self.service.remote_segments = RemoteSegmentsPool()
+        self._stack.push_async_callback(self._remote.close)
         admin = Admin(self.service, self.server, lambda: not getattr(self._ledgers, "is_read_only", False))
         self._http = HttpServer(self.runtime, make_app(admin), self.config.bind_address, self.config.http_port)
         await self._listen("HTTP server", self.config.http_port, self._stack.enter_async_context(self._http))

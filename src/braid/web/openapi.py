@@ -15,7 +15,7 @@ import msgspec
 
 from braid import __version__
 from braid.model.names import MAX_NEW_LENGTH
-from braid.web.calls import JSON_TYPE, MAX_INT64, PLAIN_TYPE, Call, Query
+from braid.web.calls import JSON_TYPE, MAX_INT64, MAX_REPEATED, PLAIN_TYPE, Call, Query
 
 Json = dict[str, Any]
 _PART = re.compile(r"{(\w+)}")
@@ -23,12 +23,15 @@ _WORD: Json = {"type": "string", "minLength": 1, "maxLength": 1000, "pattern": r
 _NUMBER: Json = {"type": "integer", "format": "int64", "minimum": 0, "maximum": MAX_INT64}
 _NAME: Json = {"type": "string", "minLength": 1}
 PARTS: dict[str, tuple[Json, str]] = {
-    "domain": ({"type": "string", "enum": ["persistent", "non-persistent"]}, "Kind of topic"),
+    "domain": ({"type": "string", "enum": ["persistent", "non-persistent", "topic", "segment"]}, "Kind of topic"),
     "cluster": (_WORD, "Name of a cluster"),
     "tenant": (_WORD, "Name of a tenant: letters, digits and - = : . _"),
     "namespace": (_WORD, "Name of a namespace inside its tenant: letters, digits and - = : . _"),
     "topic": (_NAME | {"maxLength": 2000}, "Name of a topic inside its namespace, percent-encoded"),
     "subscription": (_NAME | {"maxLength": MAX_NEW_LENGTH}, "Name of a subscription, percent-encoded"),
+    "descriptor": (_NAME, "Hash range and id of a segment, such as 0000-7fff-3; persistent: the topic itself stores one"),
+    "segment": (_NUMBER, "Id of a segment"),
+    "other": (_NUMBER, "Id of another segment"),
     "bundle": ({"type": "string", "pattern": "^0x[0-9a-f]{8}_0x[0-9a-f]{8}$"}, "A bundle, such as 0x00000000_0x40000000"),
     "broker": (_NAME, "A broker: its host and HTTP port"),
     "role": (_NAME | {"maxLength": 1000}, "Name of a role"),
@@ -123,6 +126,8 @@ def _query(query: Query) -> Json:
         schema = {"type": "string"} | ({"enum": list(query.choices)} if query.choices else {"maxLength": 4096})
     if query.default is not None:
         schema["default"] = query.default
+    if query.is_many:
+        schema = {"type": "array", "items": schema, "maxItems": MAX_REPEATED}
     return {"name": query.name, "in": "query", "required": False, "description": query.what, "schema": schema}
 
 

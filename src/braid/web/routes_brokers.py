@@ -191,7 +191,7 @@ def _stats(admin: Admin, calls: Calls) -> None:
             if bundle is None or topic.is_closing:
                 continue
             by_bundle = found.setdefault(str(topic.name.namespace), {}).setdefault(str(bundle), {"persistent": {}})
-            by_bundle["persistent"][str(topic.name)] = topic_stats(admin, topic)
+            by_bundle.setdefault(str(topic.name.domain), {})[str(topic.name)] = topic_stats(admin, topic)
         return found
 
     @calls.get("/broker-stats/metrics", list[Json])

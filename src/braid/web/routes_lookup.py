@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from braid.broker.catalog import check_served
 from braid.errors import InvalidArgument, NotAllowed
 from braid.model.bundles import find, hash_of
 from braid.model.names import Domain, TopicName
@@ -35,12 +34,23 @@ def lookup_calls(admin: Admin) -> Calls:
 
     async def named(ask: Ask) -> TopicName:
         domain = ask.text("domain")
-        if domain not in (Domain.PERSISTENT, Domain.NON_PERSISTENT):
-            raise InvalidArgument(f"{domain[:40]!r} is no kind of topic; it is persistent or non-persistent.")
-        name = TopicName.parse(f"{domain}://{ask.text('tenant')}/{ask.text('namespace')}/{ask.text('topic')}")
-        check_served(name)
+        if domain not in tuple(Domain):
+            raise InvalidArgument(f"{domain[:40]!r} is no kind of topic; it is {', '.join(Domain)}.")
+        name = TopicName.parse(f"{domain}://{ask.namespace}/{ask.text('topic')}")
+        admin.service.check_lookup(name)
         await admin.service.namespaces.policies(name.namespace)
         return name
+
+    async def check_usable(name: TopicName) -> None:
+        """404 unless there is such a topic or its first use would make it."""
+        service = admin.service
+        policies = await service.namespaces.policies(name.namespace)
+        if name.domain is Domain.SEGMENT:
+            await service.records.listed(name)
+        elif name.domain is Domain.TOPIC:
+            await service.scalable.metadata(name)
+        elif not policies.auto_topic_creation.allow_auto_topic_creation:
+            await admin.check_exists(name)
 
     path = "/topic/{domain}/{tenant}/{namespace}/{topic}"
 
@@ -50,9 +60,7 @@ def lookup_calls(admin: Admin) -> Calls:
         name = await named(ask)
         if listener := ask.query["listenerName"] or ask.request.headers.get("x-pulsar-listenername"):
             raise NotAllowed(f"The broker has no listener {listener[:100]!r}.")
-        policies = await admin.service.namespaces.policies(name.namespace)
-        if not policies.auto_topic_creation.allow_auto_topic_creation:
-            await admin.check_exists(name)
+        await check_usable(name)
         found = await admin.ownership.find(name, authoritative=ask.query["authoritative"])
         broker = found.broker
         admin.service.lookups += 1

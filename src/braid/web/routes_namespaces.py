@@ -12,6 +12,7 @@ from braid.model.names import NamespaceName, TopicName
 from braid.model.positions import LATEST
 from braid.web.admin import Admin
 from braid.web.calls import Answered, Ask, Calls, Query
+from braid.web.leaders import Leaders
 from braid.web.owners import Owners
 from braid.web.policies import POLICY_DEFAULTS, Properties, checked_policies, checked_properties, shown
 from braid.web.routes_clusters import FORCE
@@ -95,6 +96,7 @@ def _life(admin: Admin, calls: Calls) -> None:
             await Owners(ask).relay(broker, path, method="DELETE", query={"force": "true"})
 
         await _over_topics(admin, name, delete, remotely)
+        await Leaders(ask).delete_all(name)
         for parent in await names.partitioned_topics(name):
             try:
                 await names.delete_partitioned(TopicName.parse(parent))
@@ -184,6 +186,7 @@ def _everything(admin: Admin, calls: Calls) -> None:
                 await owners.relay(broker, f"{path}/subscription/{quote(each, safe='')}/skip_all", method="POST", query={})
 
         await _over_topics(admin, name, here, there)
+        await Leaders(ask).clear_all(name, wanted)
 
     @calls.post(f"{NAMESPACE}/clearBacklog")
     async def clear_all(ask: Ask) -> None:
@@ -213,3 +216,4 @@ def _everything(admin: Admin, calls: Calls) -> None:
             await Owners(ask).relay(broker, f"{path}/subscription/{quote(subscription, safe='')}", method="DELETE", query={})
 
         await _over_topics(admin, name, here, there)
+        await Leaders(ask).unsubscribe(name, subscription)

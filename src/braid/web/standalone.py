@@ -129,6 +129,7 @@ class Standalone:
             msgspec.structs.replace(logs, cache_bytes=logs.cache_bytes // config.count),
             self._handle(f"broker-{number}", runtime),
             self.ledgers,
+            scalable=self.config.scalable_topics,
             on_claim=None if self._sweep is None else self._sweep.claimed,
             with_http=self._with_http,
         )

@@ -20,6 +20,9 @@ from braid.wire.messages import (
     CommandPartitionedTopicMetadata,
     CommandProducer,
     CommandRedeliverUnacknowledgedMessages,
+    CommandScalableTopicClose,
+    CommandScalableTopicLookup,
+    CommandScalableTopicSubscribe,
     CommandSeek,
     CommandSend,
     CommandSubscribe,
@@ -35,6 +38,7 @@ from braid.wire.types import (
     CommandType,
     InitialPosition,
     ProducerAccessMode,
+    ScalableConsumerType,
     SubType,
     TopicsMode,
 )
@@ -246,6 +250,40 @@ def get_schema(request_id: int, topic: str, version: bytes | None = None) -> byt
     """GET_SCHEMA: the latest schema, or that of a version."""
     body = CommandGetSchema(request_id=request_id, topic=topic, schema_version=version)
     return encode(CommandType.GET_SCHEMA, body)
+
+
+def scalable_topic_lookup(session_id: int, topic: str, may_create: bool = True) -> bytes:
+    """SCALABLE_TOPIC_LOOKUP: open a session that is told the topic's layout now and whenever it changes."""
+    body = CommandScalableTopicLookup(session_id=session_id, topic=topic, create_if_missing=may_create)
+    return encode(CommandType.SCALABLE_TOPIC_LOOKUP, body)
+
+
+def scalable_topic_close(session_id: int) -> bytes:
+    """SCALABLE_TOPIC_CLOSE: end a layout session."""
+    return encode(CommandType.SCALABLE_TOPIC_CLOSE, CommandScalableTopicClose(session_id=session_id))
+
+
+def scalable_topic_subscribe(
+    request_id: int,
+    topic: str,
+    subscription: str,
+    consumer_name: str,
+    consumer_id: int,
+    consumer_type: ScalableConsumerType = ScalableConsumerType.STREAM,
+    initial_position: InitialPosition = InitialPosition.EARLIEST,
+) -> bytes:
+    """SCALABLE_TOPIC_SUBSCRIBE: register at the topic's controller and be assigned segments. Only Braid's brokers know the
+    initial position, which matters if the subscription does not exist yet."""
+    body = CommandScalableTopicSubscribe(
+        request_id=request_id,
+        topic=topic,
+        subscription=subscription,
+        consumer_name=consumer_name,
+        consumer_id=consumer_id,
+        consumer_type=enum_value(consumer_type),
+        initial_position=enum_value(initial_position),
+    )
+    return encode(CommandType.SCALABLE_TOPIC_SUBSCRIBE, body)
 
 
 def _pairs(values: Mapping[str, str] | None) -> list[KeyValue]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -16,7 +16,7 @@ from braid.broker.registry import BrokerInfo
 from braid.broker.server import BrokerServer
 from braid.broker.service import BrokerService
 from braid.broker.topic import Topic
-from braid.errors import LedgerStoreReadOnly, StorageUnavailable
+from braid.errors import ConnectFailed, LedgerStoreReadOnly, NotReady, StorageUnavailable
 from braid.ledger.api import LedgerReader
 from braid.ledger.backends import memory as memory_ledgers
 from braid.managedledger.api import SingleStore
@@ -27,6 +27,8 @@ from braid.managedledger.schemas import SchemaStorage
 from braid.metadata.backends import memory as memory_metadata
 from braid.model.names import NamespaceName, TopicName
 from braid.runtime.env import Runtime
+from braid.scalable.api import SegmentOps
+from braid.scalable.config import ScalableConfig
 from braid.testing.clock import ManualClock
 from braid.testing.pausable import PausableClock
 from braid.testing.raw_client import RawClient
@@ -115,13 +117,18 @@ class Believer:
 class Broker:
     """One broker of the world, with its own metadata session and socket."""
 
-    def __init__(self, world: World, config: BrokerConfig, logs: ManagedLedgerConfig, *, believes: bool) -> None:
+    def __init__(
+        self, world: World, config: BrokerConfig, logs: ManagedLedgerConfig, scalable: ScalableConfig, *, believes: bool
+    ) -> None:
         self.clock = PausableClock(world.clock)
         runtime = Runtime(clock=self.clock)
         handle = world.metadata.handle(f"broker-{len(world.brokers)}", clock=self.clock)
         resolver = SingleStore(world.ledgers)
         factory = ManagedLedgerFactory(runtime, handle, resolver, logs, EntryCache(logs.cache_bytes))
-        self.service = BrokerService(runtime, config, handle, factory, SchemaStorage(runtime, handle, resolver))
+        self.service = BrokerService(
+            runtime, config, handle, factory, SchemaStorage(runtime, handle, resolver), scalable=scalable
+        )
+        self.service.remote_segments = world.segments_of
         if believes:
             self.service.ownership = Believer(self.service)  # type: ignore[assignment]
         self.server = BrokerServer(self.service)
@@ -158,6 +165,7 @@ class Broker:
         """Gone without any clean-up: nothing is flushed, closed or told to anybody. Its session ends at once, so that a test
         which is about something else need not wait for it."""
         self.is_down = True
+        self.service._kill_scalable()
         self.service.ownership.kill()
         self.server._listener.close()  # type: ignore[union-attr]
         for topic in self.service.topics.values():
@@ -187,6 +195,21 @@ class Broker:
         await self.service.policies_changed(PUBLIC)
 
 
+class Asked:
+    """The segments of a broker as another one asks for them: it takes what it is asked for, as over HTTP."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(segment: TopicName, *given: Any, **named: Any) -> Any:
+            if not (await self._broker.ownership.find(segment, authoritative=True)).is_mine:
+                raise NotReady(f"{segment} is somebody else's.")
+            return await getattr(self._broker.service.local_segments, name)(segment, *given, **named)
+
+        return call
+
+
 class World:
     """Stores that outlive their brokers."""
 
@@ -202,13 +225,27 @@ class World:
         self.ledgers = FlakyLedgers(runtime)
         self.metadata = await memory_metadata.open_store(runtime)
 
-    async def broker(self, logs: ManagedLedgerConfig | None = None, *, believes: bool = False, **settings: Any) -> Broker:
+    async def broker(
+        self,
+        logs: ManagedLedgerConfig | None = None,
+        *,
+        believes: bool = False,
+        scalable: ScalableConfig | None = None,
+        **settings: Any,
+    ) -> Broker:
         """Start a broker; settings of section `[broker]` by name. One that `believes` takes every topic for its own."""
         config = msgspec.structs.replace(BrokerConfig(port=0), **settings)
-        broker = Broker(self, config, logs or ManagedLedgerConfig(), believes=believes)
+        broker = Broker(self, config, logs or ManagedLedgerConfig(), scalable or ScalableConfig(), believes=believes)
         await broker.server.__aenter__()
         self.brokers.append(broker)
         return broker
+
+    def segments_of(self, info: BrokerInfo) -> SegmentOps:
+        """How one broker reaches the segments of another: without any network in between."""
+        for broker in self.brokers:
+            if not broker.is_down and broker.ownership.broker_id == info.broker_id:
+                return cast(SegmentOps, Asked(broker))
+        raise ConnectFailed(f"The broker {info.broker_id} is not there.")
 
     async def advance(self, seconds: float) -> None:
         await self.clock.advance(seconds)

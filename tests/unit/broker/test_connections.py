@@ -37,7 +37,8 @@ async def test_connected_answers_with_the_lower_protocol_version_and_the_message
         assert reply.server_version.startswith("Braid")
         assert reply.feature_flags.supports_get_partitioned_metadata_without_auto_creation
         assert not reply.feature_flags.supports_topic_watchers
-        assert not reply.feature_flags.supports_scalable_topics
+        assert reply.feature_flags.supports_scalable_topics
+        assert not reply.feature_flags.supports_braid  # this client did not say that it knows
 
 
 async def test_ping_and_pong_are_taken_before_connect(broker: Any) -> None:

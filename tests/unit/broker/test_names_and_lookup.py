@@ -303,17 +303,8 @@ async def test_8_what_is_not_built_is_a_plain_not_allowed_error(client: RawClien
     await client.settle()
 
 
-async def test_scalable_commands_are_answered_in_their_own_reply(client: RawClient) -> None:
-    client.send(
-        encode(CommandType.SCALABLE_TOPIC_LOOKUP, pb.CommandScalableTopicLookup(session_id=3, topic="topic://public/default/x"))
-    )
-    assert (await client.expect(CommandType.SCALABLE_TOPIC_UPDATE)).error == ServerError.NOT_ALLOWED_ERROR
-    await client.settle()
-
-
-@pytest.mark.parametrize("domain", ["non-persistent", "topic"])
-async def test_other_domains_are_refused_by_every_command(client: RawClient, domain: str) -> None:
-    name = f"{domain}://public/default/x"
+async def test_non_persistent_topics_are_refused_by_every_command(client: RawClient) -> None:
+    name = "non-persistent://public/default/x"
     for attempt in (client.producer(name), client.subscribe(name)):
         with pytest.raises(NotAllowed):
             await attempt

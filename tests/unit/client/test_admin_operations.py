@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 import httpx
 import pytest
 
-from braid.client import admin, admin_namespaces, admin_topics, blocking
+from braid.client import admin, admin_namespaces, admin_scalable, admin_topics, blocking_admin
 from braid.client.operations import OPERATIONS, Operation, operations_of
 from braid.testing.broker import BackgroundBroker
 
@@ -23,6 +23,8 @@ GROUPS: dict[str, type] = {
     "subscriptions": admin_topics.Subscriptions,
     "brokers": admin.Brokers,
     "bundles": admin.Bundles,
+    "scalable-topics": admin_scalable.ScalableTopics,
+    "segments": admin_scalable.Segments,
 }
 
 
@@ -31,7 +33,7 @@ def public(cls: type) -> dict[str, Any]:
 
 
 def test_every_operation_has_its_method_and_every_method_its_operation() -> None:
-    in_table = {(each.noun, each.verb.replace("-", "_")) for each in OPERATIONS}
+    in_table = {(each.noun, each.method_name) for each in OPERATIONS}
     in_client = {(noun, name) for noun, cls in GROUPS.items() for name in public(cls)}
     assert in_table == in_client
 
@@ -42,10 +44,11 @@ def test_the_parts_of_a_path_come_from_the_methods_arguments() -> None:
         "topic": {"domain", "tenant", "namespace", "topic"},
         "message_id": {"ledger", "entry"},
         "to": {"timestamp"},
+        "segment": {"tenant", "namespace", "topic", "descriptor"},
     }
     for each in OPERATIONS:
         parts = {name for _, name, _, _ in Formatter().parse(each.path) if name}
-        arguments = list(inspect.signature(getattr(GROUPS[each.noun], each.verb.replace("-", "_"))).parameters)[1:]
+        arguments = list(inspect.signature(getattr(GROUPS[each.noun], each.method_name)).parameters)[1:]
         given = {part for name in arguments for part in {name} | parts_of.get(name, set())}
         assert parts - given <= {"cluster"}, each.name  # the cluster of a broker is found, not given
 
@@ -70,20 +73,22 @@ def test_operations_are_described_like_sentences() -> None:
 
 def test_what_is_repeated_after_a_lost_answer() -> None:
     assert all(each.is_repeatable for each in OPERATIONS if each.method == "GET")
+    assert all(each.is_repeatable for each in OPERATIONS if each.noun == "segments")  # brokers repeat them (INV6)
     never = {"topics create", "topics delete", "subscriptions create", "subscriptions delete", "subscriptions skip"}
+    never |= {f"scalable-topics {verb}" for verb in ("create", "delete", "split-segment", "merge-segments")}
     assert not any(each.is_repeatable for each in OPERATIONS if each.name in never)
 
 
 def test_the_blocking_client_is_the_same_client() -> None:
     for noun, cls in GROUPS.items():
-        waiting = getattr(blocking, cls.__name__)
+        waiting = getattr(blocking_admin, cls.__name__)
         assert list(public(waiting)) == list(public(cls)), noun
         for name, method in public(cls).items():
             assert inspect.signature(getattr(waiting, name)) == inspect.signature(method)
             assert getattr(waiting, name).__doc__ == method.__doc__
             assert not inspect.iscoroutinefunction(getattr(waiting, name))
             assert "return" in get_type_hints(method)
-    ours, theirs = inspect.signature(blocking.AdminClient), inspect.signature(admin.AdminClient)
+    ours, theirs = inspect.signature(blocking_admin.AdminClient), inspect.signature(admin.AdminClient)
     assert [str(each) for each in ours.parameters.values()] == [str(each) for each in theirs.parameters.values()]
 
 

@@ -41,7 +41,7 @@ async def test_a_restart_loses_nothing_and_keeps_order(tmp_path: Path) -> None:
         futures = [producer.send_nowait(b"%d" % number) for number in range(50)]
         await producer.flush()
         futures += [producer.send_nowait(b"%d" % number) for number in range(50, 100)]
-    await until(lambda: producer._lanes[0].connection is None)
+    await until(lambda: not producer.is_connected)
     futures += [producer.send_nowait(b"%d" % number) for number in range(100, 150)]
     async with InProcessBroker(data_dir=tmp_path, config=at_port(url), with_http=False):
         ids = [await future for future in futures]

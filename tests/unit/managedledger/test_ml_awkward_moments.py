@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -93,3 +95,29 @@ async def test_a_cursor_that_could_not_be_deleted_goes_on(world: Any, kit: Any) 
     await cursor.flush()
     reopened, _listener = await world.open()
     assert reopened.cursors["c"].mark_delete == log.last_position
+
+
+@pytest.mark.parametrize("initial", ["earliest", "latest"])
+async def test_a_cursor_made_while_the_first_ledger_opens_misses_nothing(world: Any, kit: Any, initial: Any) -> None:
+    faults = kit.Faults()
+    log, listener = await world.open(faults=faults)
+    asked, gate = asyncio.Event(), asyncio.Event()
+    run = faults.run
+
+    async def held_up(what: str, work: Callable[[], Any]) -> Any:
+        if what.startswith("put") and what.endswith("/late"):
+            asked.set()
+            await gate.wait()
+        return await run(what, work)
+
+    faults.run = held_up
+    async with asyncio.TaskGroup() as group:
+        opening = group.create_task(log.open_cursor("late", initial=initial))
+        await asked.wait()
+        await kit.fill(log, listener, range(3))  # the log's first ledger
+        gate.set()
+    cursor = opening.result()
+    await kit.fill(log, listener, range(3, 12))  # further ledgers
+    assert [kit.number_of(entry) for entry in await kit.everything(log)] == list(range(12))
+    assert cursor.backlog() == 12
+    assert kit.number_of((await cursor.read(1, 1 << 20))[0]) == 0

@@ -56,6 +56,8 @@ def test_schema_is_complete() -> None:
     assert sorted(name.removeprefix("braid.wire.schema.") for name in braid_only) == [
         "BrokerEntryMetadata.txn_least_bits",
         "BrokerEntryMetadata.txn_most_bits",
+        "CommandScalableTopicSubscribe.initial_position",
+        "CommandScalableTopicSubscribe.is_relayed",
         "FeatureFlags.supports_braid",
         "ScalableTopicDAG.incarnation",
         "ScalableTopicDAG.routing",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from braid.broker.commands import consume, lookup, publish, schema, unsupported
+from braid.broker.commands import consume, lookup, publish, scalable, schema, unsupported
 from braid.broker.commands.handler import Handler
 from braid.wire.types import CommandType
 
@@ -20,6 +20,8 @@ SYNC_COMMANDS: Final[dict[int, Callable[[Any, Any], None]]] = {
     CommandType.ACK: consume.acknowledge,
     CommandType.REDELIVER_UNACKNOWLEDGED_MESSAGES: consume.redeliver,
     CommandType.CONSUMER_STATS: consume.stats,
+    CommandType.SCALABLE_TOPIC_CLOSE: scalable.close_lookup,
+    CommandType.WATCH_SCALABLE_TOPICS_CLOSE: scalable.close_watch,
     **unsupported.SYNC,
 }
 
@@ -35,6 +37,9 @@ ASYNC_COMMANDS: Final[dict[int, Handler]] = {
     CommandType.UNSUBSCRIBE: Handler(consume.unsubscribe),
     CommandType.SEEK: Handler(consume.seek),
     CommandType.GET_LAST_MESSAGE_ID: Handler(consume.last_message_id),
+    CommandType.SCALABLE_TOPIC_LOOKUP: Handler(scalable.lookup, scalable.lookup_failed),
+    CommandType.SCALABLE_TOPIC_SUBSCRIBE: Handler(scalable.subscribe, scalable.subscribe_failed),
+    CommandType.WATCH_SCALABLE_TOPICS: Handler(scalable.watch, scalable.watch_failed),
     CommandType.GET_SCHEMA: Handler(schema.get, schema.get_failed),
     CommandType.GET_OR_CREATE_SCHEMA: Handler(schema.get_or_create, schema.get_or_create_failed),
 }

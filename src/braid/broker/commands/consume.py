@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from braid.broker.catalog import check_served
+from braid.broker import segments
 from braid.broker.commands import schema
 from braid.broker.consumer import Consumer, ConsumerInfo
 from braid.broker.subscription import TYPE_LABELS, Subscription
@@ -22,6 +22,7 @@ from braid.errors import (
 from braid.model.ackset import from_words as mask_from_words
 from braid.model.names import TopicName
 from braid.model.positions import EARLIEST, LATEST, Position
+from braid.scalable.records import Initial
 from braid.wire import messages, replies
 from braid.wire.commands import encode, enum_value, signed64
 from braid.wire.entries import entry_metadata
@@ -38,7 +39,8 @@ def position_of(message_id: messages.MessageIdData) -> Position:
 async def subscribe(connection: BrokerConnection, body: messages.CommandSubscribe) -> None:
     """Attach a consumer, in the order of checks of the protocol sheet 5.1."""
     name = TopicName.parse(body.topic)
-    _check_supported(name, body)
+    connection.service.check_served(name)
+    _check_supported(body)
     if sum(len(pair.key) + len(pair.value) for pair in body.metadata) > connection.config.max_consumer_metadata_chars:
         raise MetadataFailure(
             f"The consumer's metadata exceeds {connection.config.max_consumer_metadata_chars} characters; send less."
@@ -58,8 +60,7 @@ async def subscribe(connection: BrokerConnection, body: messages.CommandSubscrib
         del connection.creating[slot]
 
 
-def _check_supported(name: TopicName, body: messages.CommandSubscribe) -> None:
-    check_served(name)
+def _check_supported(body: messages.CommandSubscribe) -> None:
     check_subscription_name(body.subscription)
     if body.read_compacted:
         raise NotAllowed("This broker has no compaction yet; subscribe without read_compacted.")
@@ -72,14 +73,22 @@ async def _subscribe(connection: BrokerConnection, body: messages.CommandSubscri
         await schema.register(service, name, body.schema)
     policies = await service.namespaces.policies(name.namespace)
     start = position_of(body.start_message_id) if body.HasField("start_message_id") else None
-    subscription = await topic.subscription(
-        body.subscription,
-        is_durable=body.durable,
-        start=start,
-        initial=EARLIEST if InitialPosition(body.initialPosition) is InitialPosition.EARLIEST else LATEST,
-        properties={pair.key: pair.value for pair in body.subscription_properties},
-        allow_create=policies.auto_subscription_creation,
-    )
+    initial: Initial = "earliest" if InitialPosition(body.initialPosition) is InitialPosition.EARLIEST else "latest"
+    may_create = policies.auto_subscription_creation
+    properties = {pair.key: pair.value for pair in body.subscription_properties}
+    if topic.is_segment and body.durable:
+        subscription = await segments.subscribe(
+            service, topic, body.subscription, initial, may_create=may_create, properties=properties
+        )
+    else:
+        subscription = await topic.subscription(
+            body.subscription,
+            is_durable=body.durable,
+            start=start,
+            initial=EARLIEST if initial == "earliest" else LATEST,
+            properties=properties,
+            allow_create=may_create,
+        )
     if body.start_message_rollback_duration_sec > 0 and not subscription.consumers:
         since = connection.clock.now_ms() - body.start_message_rollback_duration_sec * 1000
         await subscription.seek(await topic.log.find_time(max(since, 0)))
@@ -186,7 +195,11 @@ async def close(connection: BrokerConnection, body: messages.CommandCloseConsume
     consumer = connection.consumers.pop(body.consumer_id, None)
     slot = ("consumer", body.consumer_id)
     if consumer is not None:
-        consumer.subscription.detach(consumer)
+        consumer.subscription.left(consumer)
+    elif (scalable := connection.scalable_consumers.pop(body.consumer_id, None)) is not None:
+        await scalable.leave()  # its segments go to others at once (L-15)
+    elif ("scalable consumer", body.consumer_id) in connection.creating:
+        connection.creating["scalable consumer", body.consumer_id] = True
     elif slot in connection.creating:
         connection.creating[slot] = True
     connection.link.write(replies.success(body.request_id))
@@ -199,9 +212,19 @@ def _consumer(connection: BrokerConnection, consumer_id: int) -> Consumer:
     return consumer
 
 
+def _check_own(subscription: Subscription, what: str) -> None:
+    """A durable subscription of a scalable topic is one thing over all segments, and its order rests on that (INV8)."""
+    if subscription.topic.is_segment and subscription.is_durable:
+        raise NotAllowed(
+            f"The subscription {subscription.name} is one of {subscription.topic.name.parent} and is {what} there "
+            "(admin API), not in one segment."
+        )
+
+
 async def unsubscribe(connection: BrokerConnection, body: messages.CommandUnsubscribe) -> None:
     consumer = _consumer(connection, body.consumer_id)
     subscription = consumer.subscription
+    _check_own(subscription, "deleted")
     subscription.check_unsubscribe(consumer, body.force)
     connection.consumers.pop(body.consumer_id, None)
     subscription.detach(consumer)
@@ -213,6 +236,7 @@ async def unsubscribe(connection: BrokerConnection, body: messages.CommandUnsubs
 async def seek(connection: BrokerConnection, body: messages.CommandSeek) -> None:
     """CLOSE_CONSUMER leaves before SUCCESS, so that the client drops what it has queued (trap 2)."""
     subscription = _consumer(connection, body.consumer_id).subscription
+    _check_own(subscription, "reset")
     if body.HasField("message_id"):
         mask = mask_from_words(body.message_id.ack_set) if body.message_id.ack_set else None
         await subscription.seek(position_of(body.message_id), mask)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from braid.broker.catalog import check_served
 from braid.errors import BraidError, NotReady
 from braid.model.names import NamespaceName, TopicName
 from braid.wire import messages, replies
@@ -36,7 +35,7 @@ def partitioned_metadata_failed(body: messages.CommandPartitionedTopicMetadata, 
 async def lookup(connection: BrokerConnection, body: messages.CommandLookupTopic) -> None:
     """Connect to this broker, or ask another. Neither creates nor loads the topic."""
     name = TopicName.parse(body.topic)
-    check_served(name)
+    connection.service.check_lookup(name)
     if body.advertised_listener_name:
         # Clients look for these words, so they are upstream's.
         raise NotReady(f"the broker do not have {body.advertised_listener_name} listener")

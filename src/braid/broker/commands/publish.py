@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from braid.broker.catalog import check_served
+from braid.broker import segments
 from braid.broker.commands import schema
-from braid.broker.producer import ProducerInfo
+from braid.broker.producer import DEDUPLICATION, ProducerInfo
 from braid.broker.topic import check_subscription_name
 from braid.errors import NotAllowed, NotReady, Overloaded
 from braid.model.names import TopicName
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 async def create(connection: BrokerConnection, body: messages.CommandProducer) -> None:
     """Attach a producer, in the order of checks of the protocol sheet 4.1."""
     name = TopicName.parse(body.topic)
-    check_served(name)
+    connection.service.check_served(name)
     slot = ("producer", body.producer_id)
     existing = connection.producers.get(body.producer_id)
     if slot in connection.creating:
@@ -54,7 +54,10 @@ async def _create(connection: BrokerConnection, body: messages.CommandProducer, 
             raise NotAllowed(
                 f"The subscription {body.initial_subscription_name} of {name} cannot be created: auto-creation is off."
             )
-        await topic.subscription(body.initial_subscription_name, is_durable=True, start=None, initial=EARLIEST)
+        if topic.is_segment:
+            await segments.subscribe(service, topic, body.initial_subscription_name, "earliest", may_create=True)
+        else:
+            await topic.subscription(body.initial_subscription_name, is_durable=True, start=None, initial=EARLIEST)
     info = ProducerInfo(
         producer_id=body.producer_id,
         name=body.producer_name or service.new_producer_name(),
@@ -65,6 +68,8 @@ async def _create(connection: BrokerConnection, body: messages.CommandProducer, 
         request_id=body.request_id,
         schema_version=version,
     )
+    if info.metadata.get(DEDUPLICATION, "").lower() == "true":
+        await topic.request_deduplication()
     producer = await topic.add_producer(info, connection.link)
     if connection.creating["producer", body.producer_id]:
         topic.remove_producer(producer)

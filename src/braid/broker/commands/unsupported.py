@@ -24,27 +24,6 @@ def _plain(feature: str) -> Callable[[BrokerConnection, Any], None]:
     return refuse
 
 
-def _scalable_lookup(connection: BrokerConnection, body: messages.CommandScalableTopicLookup) -> None:
-    reply = messages.CommandScalableTopicUpdate(
-        session_id=body.session_id, error=_CODE, message="This broker has no scalable topics yet."
-    )
-    connection.link.write(encode(CommandType.SCALABLE_TOPIC_UPDATE, reply))
-
-
-def _scalable_subscribe(connection: BrokerConnection, body: messages.CommandScalableTopicSubscribe) -> None:
-    reply = messages.CommandScalableTopicSubscribeResponse(
-        request_id=body.request_id, error=_CODE, message="This broker has no scalable topics yet."
-    )
-    connection.link.write(encode(CommandType.SCALABLE_TOPIC_SUBSCRIBE_RESPONSE, reply))
-
-
-def _watch_scalable(connection: BrokerConnection, body: messages.CommandWatchScalableTopics) -> None:
-    reply = messages.CommandWatchScalableTopicsUpdate(
-        watch_id=body.watch_id, error=_CODE, message="This broker has no scalable topics yet."
-    )
-    connection.link.write(encode(CommandType.WATCH_SCALABLE_TOPICS_UPDATE, reply))
-
-
 def _watch_coordinators(connection: BrokerConnection, body: messages.CommandWatchTcAssignments) -> None:
     reply = messages.CommandWatchTcAssignmentsUpdate(
         watch_id=body.watch_id, error=_CODE, message="This broker has no transactions yet."
@@ -64,8 +43,5 @@ SYNC: Final[dict[int, Callable[[Any, Any], None]]] = {
     CommandType.TC_CLIENT_CONNECT_REQUEST: _TRANSACTIONS,
     CommandType.WATCH_TOPIC_LIST: _plain("topic-list watcher"),
     CommandType.WATCH_TOPIC_LIST_CLOSE: _plain("topic-list watcher"),
-    CommandType.SCALABLE_TOPIC_LOOKUP: _scalable_lookup,
-    CommandType.SCALABLE_TOPIC_SUBSCRIBE: _scalable_subscribe,
-    CommandType.WATCH_SCALABLE_TOPICS: _watch_scalable,
     CommandType.WATCH_TC_ASSIGNMENTS: _watch_coordinators,
 }

@@ -22,6 +22,8 @@ class Violation(NamedTuple):
         return f"{self.checker}: {self.text}"
 
 
+RESETS = ("seek-to", "clear-backlog")
+"""Operations of an administrator after which a subscription begins anew, at [topic, subscription, ms] or at the end."""
 MessageKey = tuple[str, str, str, int]
 """Topic, producer, key, sequence."""
 
@@ -58,17 +60,25 @@ def _message(event: Event) -> MessageKey:
 
 
 def no_loss(events: Sequence[Event]) -> list[Violation]:
-    """C1: every acknowledged message reaches each subscription that existed when it was sent."""
-    _, acknowledged, _ = _sends(events)
+    """C1: every acknowledged message reaches each subscription that existed when it was sent, unless that was deleted or reset
+    (`begun_anew`); and a flush returns when everything sent before has its answer."""
+    invoked, acknowledged, _ = _sends(events)
     created: dict[tuple[str, str], float] = {}
+    found = []
     for event in events:
         if event.op == "subscribe" and event.kind == "ok":
             created.setdefault((event.value[0], event.value[1]), event.t)
+        elif event.op in ("unsubscribe", *RESETS):
+            created.pop((event.value[0], event.value[1]), None)
+        elif event.op == "flush" and event.kind == "ok" and event.value[2]:
+            found.append(
+                Violation("C1", f"a flush of {event.proc} returned at {event.t} before {event.value[2]} were answered")
+            )
     delivered = {where: {_message(event) for event in seen} for where, seen in _deliveries(events).items()}
-    found = []
     for key, receipt in acknowledged.items():
         for (topic, subscription), moment in created.items():
-            if topic == key[0] and moment <= receipt.t and key not in delivered.get((topic, subscription), ()):
+            begun = invoked.get(key, receipt)
+            if topic == key[0] and moment <= begun.t and key not in delivered.get((topic, subscription), ()):
                 found.append(
                     Violation(
                         "C1", f"{key} was acknowledged at {receipt.t} ({receipt.value[-1]}), never reached {subscription}"
@@ -117,6 +127,8 @@ def no_duplicate(events: Sequence[Event], *, once: Iterable[str] = (), stored_on
     for event in events:
         if event.op == "subscribe" and event.kind == "invoke":
             subscribed[event.proc] = event.t
+        elif event.op in RESETS:
+            acknowledged = {at: done for at, done in acknowledged.items() if at[0] != event.value[1]}
         elif event.op == "ack" and event.kind == "ok":
             acknowledged.setdefault((event.value[1], _message(event), event.value[5]), event)
         elif event.op == "deliver":
@@ -152,6 +164,51 @@ def seek_by_time(events: Sequence[Event]) -> list[Violation]:
                 found.append(Violation("C1", f"{key} was sent at {invoked[key].t} and did not come after a seek to {moment}"))
             elif receipt.t < moment and key in got:
                 found.append(Violation("C1", f"{key} was acknowledged at {receipt.t} and came after a seek to {moment}"))
+    return found
+
+
+def begun_anew(events: Sequence[Event], *, subscription: str, start_ms: int, is_kept: bool = True) -> list[Violation]:
+    """C1 after an administrator reset a subscription: from its last reset on it gets every message sent after the moment chosen
+    and none acknowledged before it. `start_ms` is the brokers' time at the start of the run; unless everything `is_kept`, what
+    was sent before the reset may be gone."""
+    invoked, acknowledged, _ = _sends(events)
+    found = []
+    for topic in sorted({event.value[0] for event in events if event.op in RESETS}):
+        reset = _last_reset(events, topic, subscription)
+        if reset is None:
+            continue
+        begun, ended, moment = reset
+        if moment is None:
+            after, before = events[ended].t, events[begun].t
+        else:
+            after = before = (moment - start_ms) / 1000
+            if not is_kept:
+                after = max(after, events[ended].t)
+        where = [topic, subscription]
+        got = {_message(each) for each in events[begun:] if each.op == "deliver" and each.value[:2] == where}
+        late = {_message(each) for each in events[ended:] if each.op == "deliver" and each.value[:2] == where}
+        for key, receipt in acknowledged.items():
+            if key[0] != topic:
+                continue
+            if invoked[key].t > after and key not in got:
+                found.append(Violation("C1", f"{key} was sent at {invoked[key].t} and did not come after a reset to {after}"))
+            elif receipt.t < before and key in late:
+                found.append(Violation("C1", f"{key} was acknowledged at {receipt.t} and came after a reset to {before}"))
+    return found
+
+
+def _last_reset(events: Sequence[Event], topic: str, subscription: str) -> tuple[int, int, int | None] | None:
+    """Where the last reset began and ended, and its moment (None: the end). None if there was none or it has no verdict."""
+    begun: int | None = None
+    found: tuple[int, int, int | None] | None = None
+    for at, event in enumerate(events):
+        if event.op not in RESETS or event.value[:2] != [topic, subscription]:
+            continue
+        if event.kind == "invoke":
+            begun, found = at if begun is None else begun, None
+        elif event.kind == "ok" and begun is not None:
+            found = (begun, at, event.value[2] if event.op == "seek-to" else None)
+            begun = None
     return found
 
 

@@ -10,9 +10,12 @@ import errno
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
+
 from braid.errors import BraidError, Closed
 from braid.model.names import TopicName
 from braid.runtime.env import Random
+from braid.testing.sim.layouts import is_controller
 from braid.testing.sim.loop import Node
 from braid.testing.sim.world import PORT, SESSION_SECONDS, World
 
@@ -22,6 +25,8 @@ STORAGE = ("power-cut", "disk-stall", "disk-full", "disk-error", "sync-error")
 STORE = ("store-refuses", "store-unknown", "store-conflict", "store-slow", "watch-loss", "watch-lag")
 CLIENTS = ("client-crash",)
 ALLOCATOR = ("low-ledger-id",)
+LEADERS = ("kill-leader", "pause-leader", "expire-leader", "part-brokers", "clog-brokers")
+"""Faults that aim at the leaders of scalable topics and at what brokers ask of each other."""
 OWNERSHIP = ("unload", "drain", "usurp")
 
 
@@ -67,6 +72,11 @@ class Nemesis:
             "watch-loss": lambda: self._trouble(drop_every=3),
             "watch-lag": lambda: self._trouble(watch_lag=3.0),
             "client-crash": self._client_crash,
+            "kill-leader": lambda: self._kill(self._leader()),
+            "pause-leader": lambda: self._pause(self._rng.uniform(0.2, 6.0), self._leader()),
+            "expire-leader": lambda: self._pause(SESSION_SECONDS * self._rng.uniform(1.05, 1.6), self._leader()),
+            "part-brokers": lambda: self._partition(self._brokers()),
+            "clog-brokers": lambda: self._clog(self._brokers()),
             "low-ledger-id": self._low_id,
             "unload": self._unload,
             "drain": self._drain,
@@ -124,14 +134,20 @@ class Nemesis:
     def _pair(self) -> tuple[str, str]:
         return self._rng.choice(self._clients()), f"broker-{self._broker()}"
 
-    def _partition(self) -> None:
-        pair, seconds = self._pair(), self._rng.uniform(0.1, 12.0)
+    def _brokers(self) -> tuple[str, str]:
+        """Two of them, or one and itself if there are no two."""
+        hosts = [broker.node.name for broker in self._world.brokers]
+        one, other = self._rng.sample(hosts, 2) if len(hosts) > 1 else (hosts[0], hosts[0])
+        return one, other
+
+    def _partition(self, chosen: tuple[str, str] | None = None) -> None:
+        pair, seconds = chosen or self._pair(), self._rng.uniform(0.1, 12.0)
         self._note("partition", *pair, round(seconds, 3))
         self._world.fabric.cut(*pair)
         self._later(seconds, self._world.fabric.heal, *pair)
 
-    def _clog(self) -> None:
-        pair, late = self._pair(), self._rng.uniform(0.05, 2.0)
+    def _clog(self, chosen: tuple[str, str] | None = None) -> None:
+        pair, late = chosen or self._pair(), self._rng.uniform(0.05, 2.0)
         self._note("clog", *pair, round(late, 3))
         self._world.fabric.clog(*pair, late)
         self._later(self._rng.uniform(0.5, 6.0), self._world.fabric.clog, *pair, 0.0)
@@ -141,8 +157,17 @@ class Nemesis:
     def _broker(self) -> int:
         return self._rng.randrange(len(self._world.brokers))
 
-    async def _kill(self) -> None:
-        number = self._broker()
+    def _leader(self) -> int:
+        """A broker that leads a scalable topic; any, if there is none."""
+        rows = self._world.engine.tables.rows
+        leading = [row[-1] for key, row in sorted(rows.items()) if is_controller(key)]
+        if not leading:
+            return self._broker()
+        host = str(msgspec.json.decode(self._rng.choice(leading))).partition(":")[0]
+        return next(broker.number for broker in self._world.brokers if broker.node.name == host)
+
+    async def _kill(self, chosen: int | None = None) -> None:
+        number = self._broker() if chosen is None else chosen
         silently = self._rng.random() < 0.3
         self._note("kill", number, silently)
         self._world.kill(number, silently=silently)
@@ -150,8 +175,8 @@ class Nemesis:
         if self._world.brokers[number].node.is_dead and not self._world.is_rebooting:
             await self._world.restart(number)
 
-    def _pause(self, seconds: float) -> None:
-        node = self._rng.choice(self._pausable())
+    def _pause(self, seconds: float, chosen: int | None = None) -> None:
+        node = self._rng.choice(self._pausable()) if chosen is None else self._world.brokers[chosen].node
         if node.is_paused or node.is_dead:
             return
         self._note("pause", node.name, round(seconds, 3))

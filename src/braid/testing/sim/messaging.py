@@ -53,6 +53,7 @@ class Messaging:
         self.topics = [f"persistent://public/default/topic-{number}" for number in range(rng.choice((1, 2)))]
         self.seconds = rng.uniform(8.0, 40.0)
         """How long things break."""
+        self.possible: tuple[str, ...] = FAULTS
         self.processes: list[Process] = []
         self.nemesis: faults.Nemesis | None = None
         for number in range(6):
@@ -80,22 +81,36 @@ class Messaging:
     async def run(self) -> None:
         world = self.world
         await world.start()
-        await self._on_node("keeper", self._subscribe_all)
+        await self.prepare()
         self.add_processes()
         self.nemesis = faults.Nemesis(
-            world, self.rng, FAULTS, clients=lambda: [each.name for each in self.processes], crash=self._crash
+            world, self.rng, self.possible, clients=lambda: [each.name for each in self.processes], crash=self._crash
         )
         for process in self.processes:
             process.start()
         await self.nemesis.run(self.seconds)
         await self.nemesis.heal()
-        await self._finish("producers", [each for each in self.processes if isinstance(each, ProducerProcess)])
-        await self._drain()
-        if await self._on_node("keeper", self._audit) and await self._on_node("seeker", self._seek):
-            await self._within(self._decay(), "reading decayed ledgers")
+        await self.finish()
+        await self.drain()
+        if await self.audit():
             await self._close()
 
     # Phases
+
+    async def prepare(self) -> None:
+        """In peace, before anything happens."""
+        await self.on_node("keeper", self._subscribe_all)
+
+    async def finish(self) -> None:
+        """Let end what was begun, now that nothing breaks any more."""
+        await self.settle("producers", [each for each in self.processes if isinstance(each, ProducerProcess)])
+
+    async def audit(self) -> bool:
+        """Look at everything that is stored; False if that is not possible."""
+        if await self.on_node("keeper", self._audit) and await self.on_node("seeker", self._seek):
+            await self._within(self._decay(), "reading decayed ledgers")
+            return True
+        return False
 
     async def _subscribe_all(self, client: Client) -> None:
         for topic in self.topics:
@@ -103,7 +118,7 @@ class Messaging:
             self.history.add("keeper", "ok", "subscribe", [topic, KEEPER])
             await consumer.close()
 
-    async def _finish(self, what: str, processes: list[Any]) -> None:
+    async def settle(self, what: str, processes: list[Any]) -> None:
         until = self.world.loop.time() + HEALING
         while not all(each.is_done for each in processes):
             if self.world.loop.time() > until:
@@ -113,9 +128,9 @@ class Messaging:
             await asyncio.sleep(0.5)
         self.history.add("world", "info", "finished", what)
 
-    async def _drain(self) -> None:
+    async def drain(self) -> None:
         """Everybody reads until nothing comes for a while."""
-        consumers = [each for each in self.processes if isinstance(each, ConsumerProcess)]
+        consumers: list[Any] = [each for each in self.processes if hasattr(each, "last_message")]
         for consumer in consumers:
             consumer.last_message = max(consumer.last_message, self.world.loop.time())
         until = self.world.loop.time() + HEALING
@@ -125,7 +140,7 @@ class Messaging:
             await asyncio.sleep(1.0)
         for consumer in consumers:
             consumer.is_stopping = True
-        await self._finish("consumers", consumers)
+        await self.settle("consumers", consumers)
 
     async def _audit(self, client: Client) -> None:
         """Read what the keeper's subscription holds, from its beginning."""
@@ -172,7 +187,7 @@ class Messaging:
                 except EntryCorrupt:
                     self.history.add("world", "info", "refused", [ledger_id, entry])
 
-    async def _on_node(self, name: str, work: Any) -> bool:
+    async def on_node(self, name: str, work: Any) -> bool:
         """Run one client's work to its end; False if it cannot be done."""
         node = Node(name)
 
@@ -204,7 +219,11 @@ class Messaging:
             "sessions": len(self.world.engine._leases),
             "ephemerals": sum(1 for row in self.world.engine.tables.rows.values() if row[6] is not None),
         }
-        self.history.add("world", "info", "left", left)
+        self.history.add("world", "info", "left", {**left, **self.left_over()})
+
+    def left_over(self) -> dict[str, int]:
+        """What else must be gone when everything is closed."""
+        return {}
 
     async def _within(self, work: Coroutine[Any, Any, Any], what: str) -> None:
         try:

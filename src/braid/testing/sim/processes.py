@@ -29,6 +29,8 @@ class Process:
         self.world = world
         self.name = name
         self.node = Node(name)
+        self.delay = 0.0
+        """Seconds before its first start."""
         self.is_done = False
         self.is_stopping = False
         self.is_running = False
@@ -36,6 +38,10 @@ class Process:
         self._task: asyncio.Task[Any] | None = None
 
     def start(self) -> None:
+        if self.delay:
+            self.world.loop.call_later(self.delay, self.start)
+            self.delay = 0.0
+            return
         self.incarnation += 1
         self.is_running = True
         self._task = self.world.spawn(self.node, self._live(), self.name)

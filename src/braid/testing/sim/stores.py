@@ -28,6 +28,7 @@ from braid.runtime.clock import Clock
 from braid.runtime.env import Random, Runtime
 from braid.testing.journal import FileJournal
 from braid.testing.sim.history import History
+from braid.testing.sim.layouts import LayoutNotes, is_segment_log
 from braid.testing.sim.loop import NODE, Node, on
 
 T = TypeVar("T")
@@ -90,7 +91,7 @@ class NodeEngine(Engine):
         for key, row in self.tables.rows.items():
             if key.startswith(ROOT) and self._seen.get(key) != row[2]:
                 self._seen[key] = row[2]
-                if key.count("/") == 5:
+                if key.count("/") == 5 or is_segment_log(key):
                     record = decode_record(LogRecord, key, row[-1])
                     self.history.add("store", "info", "owner", [key, record.incarnation], epoch=record.owner_epoch)
 
@@ -113,6 +114,7 @@ async def open_metadata(runtime: Runtime, path: Path, home: Node, history: Histo
     assert isinstance(engine, NodeEngine)
     engine.home = home
     engine.history = history
+    LayoutNotes(history).listen(engine.tables)
     return engine
 
 

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from braid.runtime.env import Random
+from braid.testing.sim.loop import SimLoop
 from braid.testing.sim.messaging import KeyedAppend, Queue
 from braid.testing.sim.metadata import Metadata
-from braid.testing.sim.run import MakeWorkload, Outcome, run_seed
+from braid.testing.sim.run import MakeWorkload, Outcome, Workload, run_seed
+from braid.testing.sim.scalable_topics import Checkpoints, KeyedSegments, LayoutChurn, SegmentQueue
 
-WORKLOADS: dict[str, MakeWorkload] = {"W1": KeyedAppend, "W2": Queue, "W9": Metadata}
+
+def by_turns(regular: MakeWorkload, scalable: MakeWorkload) -> MakeWorkload:
+    """Even seeds use regular topics, odd ones a scalable topic that splits and merges meanwhile."""
+
+    def make(seed: int, loop: SimLoop, rng: Random) -> Workload:
+        return (scalable if seed % 2 else regular)(seed, loop, rng)
+
+    return make
+
+
+WORKLOADS: dict[str, MakeWorkload] = {
+    "W1": by_turns(KeyedAppend, KeyedSegments),
+    "W2": by_turns(Queue, SegmentQueue),
+    "W3": Checkpoints,
+    "W6": LayoutChurn,
+    "W9": Metadata,
+}
 
 
 def run(workload: str, seed: int) -> Outcome:

@@ -26,7 +26,9 @@ from braid.managedledger.factory import ManagedLedgerFactory
 from braid.managedledger.schemas import SchemaStorage
 from braid.metadata.api import MetadataStore
 from braid.runtime.env import Random, Runtime
+from braid.scalable.config import ScalableConfig
 from braid.testing.files import ForgetfulFiles
+from braid.testing.sim.calls import Calls, CallServer
 from braid.testing.sim.history import History
 from braid.testing.sim.loop import START, WORLD, Node, SimLoop, on
 from braid.testing.sim.network import Fabric
@@ -55,6 +57,13 @@ LEDGERS = local.LocalSettings(
 )
 LOGS = ManagedLedgerConfig(
     max_entries_per_ledger=25, min_ledger_age_ms=0, max_entries_per_cursor_ledger=8, cache_bytes=8000, cursor_flush_ms=300
+)
+SCALABLE = ScalableConfig(
+    consumer_grace_seconds=6.0,
+    drain_poll_seconds=1.0,
+    reconcile_seconds=2.0,
+    prune_seconds=4.0,
+    adopt_seconds=4.0,
 )
 CLIENTS = ClientConfig(
     connect_timeout=5.0,
@@ -88,6 +97,7 @@ class Broker:
         self.service: BrokerService
         self.handle: Any = None
         self.ledgers: SimLedgers
+        self.calls: CallServer
 
 
 class World:
@@ -98,6 +108,7 @@ class World:
         self.seed = seed
         self.history = History(lambda: loop.time() - START)
         self.fabric = Fabric(Random(f"network-{seed}"))
+        self.calls = Calls(self.fabric)
         self.trouble = Trouble()
         self.trouble_random = Random(f"trouble-{seed}")
         self.speed = DiskSpeed(Random(f"speed-{seed}"))
@@ -192,6 +203,7 @@ class World:
     @staticmethod
     async def _stop_broker(broker: Broker) -> None:
         await broker.server.__aexit__(None, None, None)
+        await broker.calls.close()
         await broker.handle.close()
 
     async def _open_stores(self) -> None:
@@ -237,9 +249,11 @@ class World:
             bind_address=name, port=PORT, deduplication=self.deduplication, keep_alive_seconds=5, retention_check_seconds=5
         )
         broker.service = BrokerService(
-            runtime, config, metadata, logs, SchemaStorage(runtime, metadata, SingleStore(broker.ledgers))
+            runtime, config, metadata, logs, SchemaStorage(runtime, metadata, SingleStore(broker.ledgers)), scalable=SCALABLE
         )
+        broker.service.remote_segments = self.calls.segments(broker.node)
         broker.server = BrokerServer(broker.service)
+        broker.calls = await self.calls.serve(broker.node, name, broker.service)
         await broker.server.__aenter__()
         broker.is_up = True
 

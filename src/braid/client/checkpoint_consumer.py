@@ -1,0 +1,369 @@
+"""`CheckpointConsumer`: reads a topic without a subscription; the application keeps its position as a `Checkpoint`.
+
+Alone, it reads the segments in the order of the DAG: a segment is begun once everything in all its ancestors has been received
+by the application, so that what is read after a checkpoint is, key by key, what follows it (C17). In a group, the topic's
+controller shares the segments out among the members and nothing but that is promised: no order between a segment and its
+successors. Positions advance when the application receives, never before. Nothing is stored at the brokers.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from braid.client.checkpoints import END, AtTime, Checkpoint, Place, check_fits
+from braid.client.consumer_segments import OrderedLane, SegmentsConsumer
+from braid.client.consumer_session import Assignment, ConsumerSession
+from braid.client.messages import EARLIEST, LATEST, Message, MessageId
+from braid.client.topic_consumer import LaneOptions, TopicConsumer, message_id_data
+from braid.errors import (
+    BraidError,
+    CheckpointInvalid,
+    CheckpointOutdated,
+    Closed,
+    InvalidArgument,
+    NotFound,
+    NotReady,
+)
+from braid.model.layout import SegmentLayout
+from braid.model.positions import Position
+from braid.model.segments import physical_name
+from braid.wire import messages as pb
+from braid.wire import requests
+from braid.wire.types import InitialPosition, ScalableConsumerType, SubType
+
+if TYPE_CHECKING:
+    from braid.client.client import Client
+    from braid.client.connection import Connection
+    from braid.client.topic_consumer import LaneOwner
+
+log = logging.getLogger(__name__)
+Start = MessageId | Checkpoint | datetime.datetime | int
+"""EARLIEST, LATEST, a checkpoint, or a time (in milliseconds since the epoch, or aware)."""
+
+
+class ReaderLane(OrderedLane):
+    """The lane of one segment, without a durable cursor: it says where to begin each time it is attached."""
+
+    def __init__(self, client: Client, owner: LaneOwner, topic: str, options: LaneOptions, place: MessageId | AtTime) -> None:
+        super().__init__(client, owner, topic, options)
+        self.place: MessageId | AtTime = place
+        """Where to begin as long as nothing was handed out."""
+        if isinstance(place, MessageId) and place.ledger_id >= 0 and place != LATEST:
+            self.handed = place
+
+    async def attach(self, connection: Connection) -> None:
+        await super().attach(connection)
+        if self.handed is not None:
+            return
+        if isinstance(self.place, AtTime):
+            time_ms = self.place.ms
+            # The broker closes the consumer for a seek; permits are given only after it is back (trap 2 of the protocol sheet).
+            await connection.request(lambda number: requests.seek(number, self.consumer_id, time_ms))
+            await self._subscribe(connection)
+        elif self.place == LATEST:
+            # From here on "the end" is a position, so that a checkpoint taken before the first message misses nothing.
+            last = await self.last_message_id_at(connection)
+            if last.ledger_id < 0:
+                self.place = EARLIEST
+            else:
+                self.place = self.handed = self.newest = last
+                self.may_repeat = True
+
+    def _start(self) -> pb.MessageIdData | None:
+        place = self.handed or (self.place if isinstance(self.place, MessageId) else EARLIEST)
+        return message_id_data(Position(place.ledger_id, place.entry_id), 0)
+
+
+class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
+    """Receives a topic's messages from a position of the application's own keeping. Made by `Client.checkpoint_consumer`."""
+
+    def __init__(
+        self,
+        client: Client,
+        topic: str,
+        *,
+        start: Start = EARLIEST,
+        group: str | None = None,
+        name: str | None = None,
+        schema: Any = None,
+    ) -> None:
+        super().__init__(client, topic, schema)
+        self.group = group
+        self.name = name or f"checkpoint-{client.runtime.token(10)}"
+        self._start = _understood(start)
+        self._places: dict[int, Place] = {}
+        """Every segment of the layout (of the group's share, in a group) and how far it was received."""
+        self._assigned: Mapping[int, str] = {}
+        self._session: ConsumerSession | None = None
+        if group is not None:
+            self._session = ConsumerSession(
+                self.layouts,
+                group,
+                self.name,
+                ScalableConsumerType.CHECKPOINT,
+                InitialPosition.EARLIEST,
+                assigned=self._assign,
+                ended=self._session_ended,
+            )
+
+    async def open(self) -> None:
+        """Find the place to begin in every segment and attach. Raises CheckpointInvalid, CheckpointOutdated."""
+        await self.layouts.open()
+        await self._wait_for_layout()
+        layout = self.layouts.layout
+        if isinstance(self._start, Checkpoint):
+            check_fits(self._start, str(self.layouts.resolved), self.layouts.incarnation, layout)
+        for segment_id in layout.all_segments:
+            self._places[segment_id] = self._place_of(segment_id, layout, is_new=False)
+        self.layouts.listen(self._follow, self._layout_failed)
+        if self._session is not None:
+            await self._session.open()
+        else:
+            self._follow(self.layouts.layout)
+        timer = self.clock.call_later(self.config.operation_timeout, self._give_up_trying)
+        try:
+            for lane in list(self._lanes.values()):
+                await lane.tried.wait()
+                if lane.place == LATEST and lane.connection is None:
+                    lane.check_usable()
+                    raise NotReady(f"The end of {lane.topic} could not be found in time; try again.")
+        finally:
+            timer.cancel()
+        self._check()
+
+    @property
+    def segments(self) -> list[int]:
+        """Ids of the segments being read at the moment."""
+        return sorted(self._lanes)
+
+    def checkpoint(self) -> Checkpoint:
+        """Where the application stands: everything received so far, and nothing else. In a group: in the segments this member
+        has read."""
+        places = {number: self._place_now(number, place) for number, place in self._places.items()}
+        return Checkpoint(
+            str(self.layouts.resolved),
+            self.layouts.incarnation,
+            self.layouts.layout.next_segment_id,
+            {number: place for number, place in places.items() if place != LATEST},
+        )
+
+    async def close(self) -> None:
+        """Stop reading. Idempotent."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.client.forget(self)
+        self._queue.clear()
+        self._queue.wake()
+        await self._close_lanes()
+        if self._session is not None:
+            await self._session.close()
+        await self.layouts.close()
+
+    # For the lanes.
+
+    def put(self, lane: TopicConsumer, messages: list[Message]) -> None:
+        assert isinstance(lane, ReaderLane)
+        if self.is_closed or self._lanes.get(lane.segment_id) is not lane:
+            return
+        if fresh := lane.sift(messages):
+            self._queue.put(lane, fresh)
+        else:
+            self._tell_received(lane)
+
+    def lane_ended(self, lane: TopicConsumer) -> None:
+        assert isinstance(lane, ReaderLane)
+        self._finish_if_read(lane)
+
+    def lane_failed(self, lane: TopicConsumer, error: BraidError) -> None:
+        assert isinstance(lane, ReaderLane)
+        if self.is_closed or isinstance(error, Closed) or self._lanes.get(lane.segment_id) is not lane:
+            return
+        if not isinstance(error, NotFound):
+            self.fail(error)
+        elif self.layouts.failure is None:
+            if self._session is None:
+                self._vanished(lane.segment_id)
+            else:
+                log.warning("segment %d of %s was removed before it was read to its end", lane.segment_id, self.topic)
+                self._queue.drop(lane)
+                self._places[lane.segment_id] = END
+                self._remove(lane)
+
+    # Which segments are read.
+
+    def _follow(self, layout: SegmentLayout) -> None:
+        """The layout changed, or a segment was finished: begin what can be begun now."""
+        if self.is_closed or self.failure is not None:
+            return
+        if self._session is None:
+            for segment_id in [each for each in self._places if each not in layout.all_segments]:
+                self._vanished(segment_id)
+            for segment_id in layout.all_segments:
+                if segment_id not in self._places:
+                    self._places[segment_id] = self._place_of(segment_id, layout, is_new=True)
+            for segment_id, info in sorted(layout.all_segments.items()):
+                lane = self._lanes.get(segment_id)
+                if lane is None and self._may_begin(segment_id, layout):
+                    self._add(segment_id, str(physical_name(self.layouts.resolved, info)))
+                elif lane is not None and info.is_sealed:
+                    self._ask_for_end(lane)
+        self._queue.wake()
+
+    def _may_begin(self, segment_id: int, layout: SegmentLayout) -> bool:
+        if self._places[segment_id] is END:
+            return False
+        return all(self._places[ancestor] is END for ancestor in layout.ancestors(segment_id))
+
+    def _assign(self, assignment: Assignment) -> None:
+        if self.is_closed or self.failure is not None:
+            return
+        self._assigned = assignment.topics
+        for segment_id, lane in list(self._lanes.items()):
+            if segment_id not in self._assigned:
+                self._queue.drop(lane)
+                self._places[segment_id] = self._place_now(segment_id, self._places[segment_id])
+                self._remove(lane)
+        for segment_id, topic in self._assigned.items():
+            if segment_id not in self._places:
+                self._places[segment_id] = self._place_of(segment_id, self.layouts.layout, is_new=True)
+            if segment_id not in self._lanes and self._places[segment_id] is not END:
+                self._add(segment_id, topic)
+        self._queue.wake()
+
+    def _place_of(self, segment_id: int, layout: SegmentLayout, *, is_new: bool) -> Place:
+        """Where to begin a segment that was there at the start, or came later (then from its beginning)."""
+        start = self._start
+        if isinstance(start, Checkpoint) and start.boundary is None:
+            place = start.places.get(segment_id)
+            if place is not None:
+                return place
+            if start.topic and segment_id < start.next_segment and self.group is None:
+                raise CheckpointInvalid(
+                    f"The checkpoint says nothing of segment {segment_id} of {self.topic}, because it was taken by a member of "
+                    "a group; use it in that group, or start from EARLIEST, LATEST or a time."
+                )
+            return EARLIEST
+        if isinstance(start, Checkpoint):
+            start = start.boundary or EARLIEST
+        if is_new:
+            return EARLIEST
+        if isinstance(start, MessageId) and start == LATEST:
+            info = layout.all_segments.get(segment_id)
+            return END if info is None or info.is_sealed else LATEST
+        return start if isinstance(start, AtTime) else EARLIEST
+
+    def _add(self, segment_id: int, topic: str) -> None:
+        place = self._places[segment_id]
+        assert isinstance(place, MessageId | AtTime)
+        options = LaneOptions(
+            subscription=f"{self.name}-{self.client.runtime.token(8)}",
+            sub_type=SubType.EXCLUSIVE,
+            name=f"{self.name}-seg-{segment_id}",
+            initial=InitialPosition.LATEST,
+            is_durable=False,
+            codec=self.codec,
+            partition=self._partition_of(topic),
+            segment_id=segment_id,
+            shown_topic=self.topic,
+        )
+        lane = self._lanes[segment_id] = ReaderLane(self.client, self, topic, options, place)
+        lane.open_soon()
+
+    # The end of a segment.
+
+    def _finish_if_read(self, lane: ReaderLane) -> None:
+        """The segment is sealed and the broker saw everything received: once the application has it, successors follow."""
+        if self.is_closed or not lane.is_ended or self._queue.count(lane) or self._lanes.get(lane.segment_id) is not lane:
+            return
+        self._remove(lane)
+        self._places[lane.segment_id] = END
+        layout = self.layouts.layout
+        if isinstance(lane.place, AtTime) and lane.handed is not None:
+            # Clocks of brokers differ: where a segment had messages of that time, its successors have nothing before it.
+            for descendant in layout.descendants(lane.segment_id):
+                if isinstance(self._places.get(descendant), AtTime):
+                    self._places[descendant] = EARLIEST
+        self._follow(layout)
+
+    def _vanished(self, segment_id: int) -> None:
+        """Retention removed the segment from the layout."""
+        lane = self._lanes.get(segment_id)
+        if self._places[segment_id] is END:
+            del self._places[segment_id]
+        elif lane is not None and lane.is_exhausted:
+            lane.is_ended = True
+            self._finish_if_read(lane)
+        else:
+            self.fail(
+                CheckpointOutdated(
+                    f"Retention has removed segment {segment_id} of {self.topic} before it was read to its end; start from "
+                    "EARLIEST, and keep data longer if that must not happen."
+                )
+            )
+
+    def _remove(self, lane: ReaderLane) -> None:
+        del self._lanes[lane.segment_id]
+        self._close_lane(lane)
+
+    # Inside.
+
+    def _handed_out(self, lane: ReaderLane, message: Message) -> None:
+        lane.handed = self._places[lane.segment_id] = message.id
+        if not self._queue.count(lane):
+            self._tell_received(lane)
+            self._finish_if_read(lane)
+
+    def _tell_received(self, lane: ReaderLane) -> None:
+        """The broker tells the end of a sealed segment to readers that have acknowledged everything in it."""
+        if lane.handed is not None and not self._queue.count(lane):
+            lane.acknowledge_up_to(lane.handed)
+
+    def _place_now(self, segment_id: int, place: Place) -> Place:
+        lane = self._lanes.get(segment_id)
+        return lane.place if lane is not None and place == LATEST else place
+
+    def _is_waiting_for_application(self) -> bool:
+        return self._session is None and self._are_lanes_exhausted(list(self._lanes.values()))
+
+    async def _wait_for_layout(self) -> None:
+        """A broker that is behind may not know segments yet of which the checkpoint speaks."""
+        start = self._start
+        deadline = self.clock.monotonic() + self.config.operation_timeout
+        while isinstance(start, Checkpoint) and start.incarnation == self.layouts.incarnation:
+            if start.next_segment <= self.layouts.layout.next_segment_id:
+                return
+            if self.clock.monotonic() >= deadline:
+                raise NotReady(f"The layout of {self.topic} is older than the checkpoint; try again.")
+            self.layouts.refresh()
+            await self.clock.sleep(self.config.backoff_initial)
+
+    def _give_up_trying(self) -> None:
+        for lane in self._lanes.values():
+            lane.tried.set()
+
+    def _session_ended(self, error: BraidError) -> None:
+        if self.is_closed:
+            return
+        self.fail(error)
+        self._queue.clear()
+        for lane in list(self._lanes.values()):
+            self._remove(lane)
+
+
+def _understood(start: object) -> MessageId | Checkpoint | AtTime:
+    """The start given by an application; raises InvalidArgument."""
+    if isinstance(start, Checkpoint) or start in (EARLIEST, LATEST):
+        return start
+    if isinstance(start, datetime.datetime):
+        if start.tzinfo is None:
+            raise InvalidArgument(f"start={start} has no time zone; give one, such as datetime.now(UTC), or milliseconds.")
+        return AtTime(int(start.timestamp() * 1000))
+    if isinstance(start, int) and not isinstance(start, bool) and 0 <= start < 1 << 62:
+        return AtTime(start)
+    raise InvalidArgument(
+        f"start={start!r} cannot be used; give EARLIEST, LATEST, a Checkpoint, an aware datetime or milliseconds since 1970."
+    )

@@ -1,0 +1,335 @@
+"""`LaneSet`: the lanes of one producer, one per active segment or partition, and what becomes of them when the layout changes.
+
+Owns the order of a key across splits and merges: the lane of a sealed segment is frozen, what it could not store is re-routed
+in its order to the lanes of the children, and only then are newer messages of those keys let out. One wait per sealed segment,
+never one per message.
+
+With deduplication, what was stored and not answered is not sent again: a child knows the last number its parent stored of each
+lane, so the frozen lane attaches there under its old name, only to be told that number. It never sends there: two children
+would count its numbers each for itself, and a merge of them could not tell any more what is stored.
+
+Synchronous: it decides, lanes attach in the background.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from braid.client.lanes import TopicProducer
+from braid.client.layouts import LayoutSession
+from braid.client.producer_drafts import Draft, ProducerOptions, Window
+from braid.errors import BraidError, Closed, ProducerBusy
+from braid.model.layout import SegmentLayout
+from braid.model.routing import Routing
+from braid.model.segments import SegmentInfo, physical_name
+from braid.runtime.clock import Timer
+from braid.runtime.tasks import Tasks
+
+if TYPE_CHECKING:
+    from braid.client.client import Client
+
+log = logging.getLogger(__name__)
+
+
+class LaneSet:
+    """Chooses the lane of a message and moves messages between lanes."""
+
+    def __init__(self, client: Client, topic: str, name: str | None, options: ProducerOptions) -> None:
+        self.topic = topic
+        self.name = name
+        self.options = options
+        self.window = Window(client.config.max_pending_messages, client.config.max_pending_bytes)
+        self.only: TopicProducer | None = None
+        """The one lane every message takes, if there is but one."""
+        self.lanes: dict[int, TopicProducer] = {}
+        """By segment id: those that take messages."""
+        self.failure: BraidError | None = None
+        """Why the producer is of no more use, if so."""
+        self._client = client
+        self._session: LayoutSession | None = None
+        self._layout: SegmentLayout | None = None
+        self._frozen: list[TopicProducer] = []
+        """Lanes of sealed segments whose messages are not re-routed yet, older ones first."""
+        self._inquiries: dict[TopicProducer, TopicProducer] = {}
+        """Of frozen lanes: their old name on a child, which tells how much of them was stored."""
+        self._leaving: dict[TopicProducer, None] = {}
+        self._by_key: dict[str, TopicProducer] = {}
+        self._turn = 0
+        self._refresh: Timer | None = None
+        self._tasks = Tasks(f"producer {topic}")
+
+    # Choosing.
+
+    def route(self, key: str | None) -> TopicProducer:
+        """The lane of a message with this key; without one the lanes take turns."""
+        if self.failure is not None:
+            raise type(self.failure)(*self.failure.args)
+        layout = self._layout
+        if layout is None:
+            raise Closed(f"The producer for {self.topic} is not open.")
+        if key is None:
+            order = layout.active_in_order
+            self._turn += 1
+            lane = self._lane_of(order[self._turn % len(order)])
+            if len(order) == 1:
+                self.only = lane
+            return lane
+        found = self._by_key.get(key)
+        if found is None:
+            found = self._lane_of(layout.segment_of_key(key))
+            if len(self._by_key) >= self._client.config.key_cache:
+                self._by_key.clear()
+            self._by_key[key] = found
+        return found
+
+    def everything(self) -> Iterator[TopicProducer]:
+        """All lanes, those with older messages first."""
+        yield from self._frozen
+        yield from self.lanes.values()
+
+    # Opening and closing.
+
+    async def open_all(self, layout: SegmentLayout, session: LayoutSession | None) -> None:
+        """A regular topic: attach to every partition now, so that the caller hears what is wrong."""
+        self._session = session
+        self._layout = layout
+        for segment in layout.active_in_order:
+            lane = self.lanes[segment.segment_id] = self._new(segment, is_managed=session is not None)
+            await lane.open()
+        self._settle_choice()
+
+    def follow(self, session: LayoutSession) -> None:
+        """A scalable topic: lanes are opened when they are needed."""
+        self._session = session
+        self._layout = session.layout
+        self._settle_choice()
+
+    async def close(self) -> None:
+        """Leave every broker; what is unanswered fails. Idempotent."""
+        if self.failure is None:
+            self.failure = Closed(f"The producer for {self.topic} was closed.")
+        if self._refresh is not None:
+            self._refresh.cancel()
+        for lane in [*self._inquiries.values(), *self.everything()]:
+            await lane.leave()
+        await self._tasks.close()
+        for lane in list(self._leaving):
+            await lane.shut()
+        self.lanes.clear()
+        self._by_key.clear()
+        self.only = None
+
+    def fail(self, error: BraidError) -> None:
+        """The topic is gone: everything fails, now and later."""
+        if self._layout is not None and self._layout.routing is Routing.MOD_N:
+            return  # the lanes of a regular topic find out by themselves
+        self.failure = error
+        self.only = None
+        self._by_key.clear()
+        for lane in [*self._inquiries.values(), *self.everything()]:
+            lane.drop(error)
+            self._retire(lane)
+        self.lanes.clear()
+        self._frozen.clear()
+        self._inquiries.clear()
+        self.window.wake()
+
+    # A new layout.
+
+    def use(self, layout: SegmentLayout) -> None:
+        """Follow the layout: freeze the lanes of sealed segments, open those of their children, move what is unanswered."""
+        if self.failure is not None or self._layout is None:
+            return
+        self._layout = layout
+        self._by_key.clear()
+        active = layout.active_segments
+        for segment_id in [each for each in self.lanes if each not in active]:
+            self._freeze(self.lanes.pop(segment_id))
+        for lane, inquiry in list(self._inquiries.items()):
+            if inquiry.segment is None or inquiry.segment.segment_id not in active:
+                del self._inquiries[lane]  # asked again below, of a newer segment
+                self._retire(inquiry)
+        for segment in layout.active_in_order:
+            older = [each for each in self._frozen if _overlap(each.segment, segment)]
+            if older or (layout.routing is Routing.MOD_N and segment.segment_id not in self.lanes):
+                self._lane_of(segment).blockers.update(older)
+        self._settle_choice()
+        for lane in list(self._frozen):
+            self._try_settle(lane)
+
+    def _freeze(self, lane: TopicProducer) -> None:
+        lane.freeze()
+        self._frozen.append(lane)
+        if lane.connection is not None and lane.unanswered:
+            # The broker answers each message or closes the lane; one that does neither has lost the segment.
+            self._client.runtime.clock.call_later(self._client.config.sealed_grace, self._overdue, lane)
+
+    def _overdue(self, lane: TopicProducer) -> None:
+        if lane in self._frozen and lane.connection is not None:
+            lane.abandon()
+            self._try_settle(lane)
+
+    # The lanes' side.
+
+    def lane_ready(self, lane: TopicProducer) -> None:
+        for frozen, inquiry in self._inquiries.items():
+            if inquiry is lane:
+                frozen.settle(lane.last_sequence_id)
+                self._move(frozen)
+                return
+        self._try_release(lane)
+
+    def lane_sealed(self, lane: TopicProducer) -> None:
+        if lane in self._frozen:
+            self._try_settle(lane)
+        elif self._refresh is None:
+            self._refresh = self._client.runtime.clock.call_later(self._client.config.layout_check, self._ask_again)
+
+    def lane_idle(self, lane: TopicProducer) -> None:
+        self._try_settle(lane)
+
+    def lane_failed(self, lane: TopicProducer, error: BraidError) -> None:
+        self.window.wake()
+        if isinstance(error, Closed):
+            return
+        for frozen, inquiry in list(self._inquiries.items()):
+            if inquiry is lane:
+                frozen.drop(error)
+                self.lane_expired(frozen, error)
+                return
+        if isinstance(error, ProducerBusy) and lane.segment is not None:
+            # Somebody else has the name there; the next message tries again.
+            self.lanes.pop(lane.segment.segment_id, None)
+            self._by_key.clear()
+            self._settle_choice()
+            self._retire(lane)
+
+    def lane_expired(self, lane: TopicProducer, error: BraidError) -> None:
+        self.window.wake()
+        for each in self._blocked_by(lane):
+            each.drop(error)  # newer messages of the same keys must not overtake
+        if lane in self._frozen:
+            self._move(lane)
+
+    # Inside.
+
+    def _lane_of(self, segment: SegmentInfo) -> TopicProducer:
+        lane = self.lanes.get(segment.segment_id)
+        if lane is None:
+            is_regular = self._layout is not None and self._layout.routing is Routing.MOD_N
+            lane = self.lanes[segment.segment_id] = self._new(segment, is_managed=is_regular)
+            lane.start()
+        return lane
+
+    def _new(self, segment: SegmentInfo, *, is_managed: bool) -> TopicProducer:
+        if segment.legacy_topic_name is not None:
+            is_partition = segment.legacy_topic_name != self.topic
+            return self._lane(
+                segment.legacy_topic_name, self.name, None, segment.segment_id if is_partition else -1, is_managed=is_managed
+            )
+        return self._lane(self._physical(segment), f"{self.name}-seg-{segment.segment_id}", segment)
+
+    def _physical(self, segment: SegmentInfo) -> str:
+        if self._session is None:
+            raise Closed(f"The producer for {self.topic} is not open.")
+        return str(physical_name(self._session.resolved, segment))
+
+    def _lane(
+        self, topic: str, name: str | None, segment: SegmentInfo | None, partition: int = -1, *, is_managed: bool = False
+    ) -> TopicProducer:
+        return TopicProducer(
+            self._client,
+            topic,
+            name,
+            self.options,
+            self.window,
+            self,
+            partition=partition,
+            segment=segment,
+            is_managed=is_managed,
+        )
+
+    def _settle_choice(self) -> None:
+        layout = self._layout
+        is_single = layout is not None and len(layout.active_segments) == 1
+        self.only = next(iter(self.lanes.values()), None) if is_single else None
+
+    def _try_release(self, lane: TopicProducer) -> None:
+        if lane.has_attached and not lane.blockers and not lane.is_frozen:
+            lane.release()
+
+    def _try_settle(self, lane: TopicProducer) -> None:
+        """Re-route a frozen lane's messages, unless older ones come first or answers are on their way."""
+        if lane not in self._frozen or lane.blockers or (lane.connection is not None and lane.unanswered):
+            return
+        if self.options.deduplication and lane.unanswered and lane.segment is not None:
+            self._inquire(lane)
+        else:
+            self._move(lane)
+
+    def _inquire(self, lane: TopicProducer) -> None:
+        """Ask a child how much of a sealed lane was stored."""
+        if lane in self._inquiries or self._layout is None:
+            return
+        child = next(each for each in self._layout.active_in_order if _overlap(lane.segment, each))
+        inquiry = self._inquiries[lane] = self._lane(self._physical(child), lane.name, child)
+        inquiry.is_patient = True
+        inquiry.start()
+
+    def _move(self, lane: TopicProducer) -> None:
+        """Hand a frozen lane's messages to the lanes of its children, which then need not wait for it any more."""
+        self._frozen.remove(lane)
+        if (inquiry := self._inquiries.pop(lane, None)) is not None:
+            self._retire(inquiry)
+        entries, drafts = lane.take_back()
+        drafts = [draft for entry in entries for draft in entry.drafts] + drafts
+        blocked = self._blocked_by(lane)
+        children = [each for each in self.lanes.values() if lane in each.blockers]
+        by_child: dict[TopicProducer, list[Draft]] = {}
+        for draft in drafts:
+            by_child.setdefault(self._child_of(draft, children), []).append(draft)
+        for child, moved in by_child.items():
+            child.take_over(moved)
+        if drafts:
+            log.info("%r: %d messages go to newer segments", lane, len(drafts))
+        self._retire(lane)
+        for each in blocked:
+            each.blockers.discard(lane)
+            if each in self._frozen:
+                self._try_settle(each)
+            else:
+                self._try_release(each)
+
+    def _child_of(self, draft: Draft, children: list[TopicProducer]) -> TopicProducer:
+        if draft.key is not None or not children:
+            return self.route(draft.key)
+        self._turn += 1
+        return children[self._turn % len(children)]
+
+    def _blocked_by(self, lane: TopicProducer) -> list[TopicProducer]:
+        return [each for each in (*self._frozen, *self.lanes.values()) if lane in each.blockers]
+
+    def _retire(self, lane: TopicProducer) -> None:
+        if not lane.is_closed and lane not in self._leaving:
+            self._leaving[lane] = None
+            self._tasks.spawn(self._leave(lane), "leave a segment")
+
+    async def _leave(self, lane: TopicProducer) -> None:
+        await lane.leave()
+        self._leaving.pop(lane, None)
+
+    def _ask_again(self) -> None:
+        """A segment is sealed and the layout does not say so yet: the notification may be lost."""
+        self._refresh = None
+        if self._session is not None and any(each.is_sealed for each in (*self.lanes.values(), *self._inquiries.values())):
+            self._session.refresh()
+            self._refresh = self._client.runtime.clock.call_later(self._client.config.layout_check, self._ask_again)
+
+
+def _overlap(one: SegmentInfo | None, other: SegmentInfo | None) -> bool:
+    """Whether a key can have gone to one and now go to the other; the ranges of regular topics mean nothing."""
+    if one is None or other is None or one.legacy_topic_name is not None or other.legacy_topic_name is not None:
+        return True
+    return one.hash_range.start <= other.hash_range.end and other.hash_range.start <= one.hash_range.end

@@ -1,0 +1,343 @@
+"""`QueueConsumer`: shares all segments of a topic with the other consumers of its subscription, message by message.
+
+Follows the layout by itself, without the controller: it attaches to every segment, active and sealed, and leaves a sealed one
+once everything in it is acknowledged. A lane is never closed while the application may still acknowledge messages of it. Owns
+the timers of refused and unacknowledged messages; order is not promised.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from braid.client.consumer_segments import SegmentsConsumer
+from braid.client.dead_letters import DeadLetterPolicy, DeadLetters
+from braid.client.messages import Message, MessageId
+from braid.client.topic_consumer import LaneOptions, LaneOwner, TopicConsumer
+from braid.errors import BraidError, Closed, InvalidArgument, NotFound
+from braid.model.layout import SegmentLayout
+from braid.model.positions import Position
+from braid.model.segments import SegmentInfo, physical_name
+from braid.runtime.clock import Timer
+from braid.wire.types import InitialPosition, SubType
+
+if TYPE_CHECKING:
+    from braid.client.client import Client
+
+log = logging.getLogger(__name__)
+ACK_TIMEOUT_GRAIN = 0.05
+"""Overdue messages are looked for at most so often, as a part of the ack timeout."""
+
+
+class Backoff(msgspec.Struct, frozen=True):
+    """Seconds until a refused message comes again: doubled with each redelivery, up to a limit."""
+
+    first: float = 1.0
+    longest: float = 600.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first <= self.longest:
+            raise InvalidArgument(f"A back-off from {self.first} to {self.longest} s cannot be used; 0 <= first <= longest.")
+
+    def pause(self, redeliveries: int) -> float:
+        return min(self.first * 2.0 ** min(redeliveries, 60), self.longest)
+
+
+class QueueLane(TopicConsumer):
+    """The lane of one segment."""
+
+    def __init__(self, client: Client, owner: LaneOwner, topic: str, options: LaneOptions) -> None:
+        super().__init__(client, owner, topic, options)
+        self.held: dict[MessageId, float] = {}
+        """Messages the application has and did not settle, oldest first, with the time when they are taken for lost."""
+
+    @property
+    def segment_id(self) -> int:
+        return self.options.segment_id
+
+    def hand_out(self, message_id: MessageId, deadline: float) -> None:
+        self.held.pop(message_id, None)  # so that it goes to the end
+        self.held[message_id] = deadline
+
+    def overdue(self, now: float) -> dict[Position, None]:
+        """Entries with messages that were held for too long; they are not held any more."""
+        found: dict[Position, None] = {}
+        while self.held:
+            message_id, deadline = next(iter(self.held.items()))
+            if deadline > now:
+                break
+            del self.held[message_id]
+            found[Position(message_id.ledger_id, message_id.entry_id)] = None
+        return found
+
+    def lost(self) -> None:
+        self.held.clear()  # everything unacknowledged is delivered again by the next attachment
+
+
+class QueueConsumer(SegmentsConsumer[QueueLane]):
+    """Receives messages of a subscription that many consumers share. Made by `Client.queue_consumer`."""
+
+    def __init__(
+        self,
+        client: Client,
+        topic: str,
+        subscription: str,
+        *,
+        name: str | None = None,
+        initial: Literal["earliest", "latest"] = "latest",
+        schema: Any = None,
+        ack_timeout: float | None = None,
+        dead_letter: DeadLetterPolicy | None = None,
+        nack_backoff: Backoff | None = None,
+    ) -> None:
+        super().__init__(client, topic, schema)
+        if ack_timeout is not None and ack_timeout <= 0:
+            raise InvalidArgument(f"ack_timeout={ack_timeout} cannot be used; give seconds above 0, or None for no limit.")
+        self.subscription = subscription
+        self.name = name or f"queue-{client.runtime.token(10)}"
+        self._initial = InitialPosition[initial.upper()]
+        self._ack_timeout = ack_timeout
+        self._backoff = nack_backoff or Backoff(first=self.config.redelivery_delay)
+        self._dead_letters = DeadLetters(client, self.topic, subscription, dead_letter) if dead_letter is not None else None
+        self._first_new = 0
+        """Segments from this id on were made after this consumer, which must miss nothing of them."""
+        self._drained: dict[int, float] = {}
+        """Sealed segments that everything of was acknowledged, with the time to look again."""
+        self._refused: list[tuple[float, int, QueueLane, int, Position]] = []
+        """Heap of entries to be sent again: time, a number to break ties, the lane and its attachment, where."""
+        self._number = 0
+        self._refused_timer: tuple[float, Timer] | None = None
+        self._ack_timer: Timer | None = None
+        self._recheck: Timer | None = None
+
+    async def open(self) -> None:
+        """Attach to every segment."""
+        await self.layouts.open()
+        layout = self.layouts.layout
+        self._first_new = layout.next_segment_id
+        self.layouts.listen(self._follow, self._layout_failed)
+        self._follow(layout)
+        timer = self.clock.call_later(self.config.operation_timeout, self._give_up_trying)
+        lanes = list(self._lanes.values())
+        try:
+            for lane in lanes:
+                await lane.tried.wait()
+        finally:
+            timer.cancel()
+        for lane in lanes:
+            if lane.failure is not None and layout.segment(lane.segment_id).is_active:
+                lane.check_usable()
+        self._check()
+
+    @property
+    def segments(self) -> list[int]:
+        """Ids of the segments this consumer is attached to."""
+        return sorted(self._lanes)
+
+    async def acknowledge(self, message: Message | MessageId, *, wait: bool = False) -> None:
+        """This message is dealt with. With `wait`, return once the broker has that durable."""
+        message_id, lane = self._lane_of(message)
+        if lane is None:
+            return  # the segment was drained or removed: nobody will see the message again
+        if isinstance(message, Message):
+            for chunk in message.chunks:
+                lane.acknowledge(chunk)
+        lane.held.pop(message_id, None)
+        lane.acknowledge(message_id)
+        if wait:
+            await lane.acknowledged()
+        self._leave_if_drained(lane)
+
+    async def negative_acknowledge(self, message: Message | MessageId) -> None:
+        """This message could not be dealt with: it comes again, to any consumer, later each time."""
+        message_id, lane = self._lane_of(message)
+        if lane is not None:
+            lane.held.pop(message_id, None)
+            self._refuse(lane, message_id, message.redelivery_count if isinstance(message, Message) else 0)
+
+    async def close(self) -> None:
+        """Leave the subscription; unacknowledged messages go to others or come again. Idempotent."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.client.forget(self)
+        for timer in (self._ack_timer, self._recheck, self._refused_timer[1] if self._refused_timer else None):
+            if timer is not None:
+                timer.cancel()
+        self._queue.clear()
+        self._queue.wake()
+        await self._close_lanes()
+        if self._dead_letters is not None:
+            await self._dead_letters.close()
+        await self.layouts.close()
+
+    # For the lanes.
+
+    def put(self, lane: TopicConsumer, messages: list[Message]) -> None:
+        assert isinstance(lane, QueueLane)
+        if self.is_closed:
+            return
+        if self._dead_letters is not None:
+            letters = self._dead_letters
+            for each in messages:
+                if letters.is_due(each):
+                    self._tasks.spawn(self._bury(letters, lane, each), "dead letter")
+            messages = [each for each in messages if not letters.is_due(each)]
+        if messages:
+            self._queue.put(lane, messages)
+
+    def lane_ended(self, lane: TopicConsumer) -> None:
+        assert isinstance(lane, QueueLane)
+        self._leave_if_drained(lane)
+
+    def lane_failed(self, lane: TopicConsumer, error: BraidError) -> None:
+        assert isinstance(lane, QueueLane)
+        if self.is_closed or isinstance(error, Closed) or self._lanes.get(lane.segment_id) is not lane:
+            return
+        if isinstance(error, NotFound) and self.layouts.failure is None:
+            log.info("segment %d of %s is gone: %s", lane.segment_id, self.topic, error)
+            self._queue.drop(lane)
+            del self._lanes[lane.segment_id]
+            self._remember_drained(lane.segment_id)
+        else:
+            self.fail(error)
+
+    # Following the layout.
+
+    def _follow(self, layout: SegmentLayout) -> None:
+        if self.is_closed:
+            return
+        self._drained = {number: when for number, when in self._drained.items() if number in layout.all_segments}
+        for segment_id, lane in list(self._lanes.items()):
+            if segment_id not in layout.all_segments:
+                # Removed with its data. What is queued can still be handed out; acknowledging it has no meaning any more.
+                del self._lanes[segment_id]
+                self._close_lane(lane)
+        for segment_id, info in layout.all_segments.items():
+            if segment_id not in self._lanes and segment_id not in self._drained:
+                self._add(info)
+
+    def _add(self, info: SegmentInfo) -> None:
+        topic = str(physical_name(self.layouts.resolved, info))
+        options = LaneOptions(
+            subscription=self.subscription,
+            sub_type=SubType.SHARED,
+            name=self.name,
+            initial=InitialPosition.EARLIEST if info.segment_id >= self._first_new else self._initial,
+            codec=self.codec,
+            partition=self._partition_of(topic),
+            segment_id=info.segment_id,
+            shown_topic=self.topic,
+        )
+        lane = self._lanes[info.segment_id] = QueueLane(self.client, self, topic, options)
+        lane.open_soon()
+
+    def _leave_if_drained(self, lane: QueueLane) -> None:
+        """Detach from a segment that is sealed and acknowledged, once nothing of it is queued or in the application's hands."""
+        if self.is_closed or self._lanes.get(lane.segment_id) is not lane:
+            return
+        if not lane.is_ended or lane.held or self._queue.count(lane):
+            return
+        del self._lanes[lane.segment_id]
+        self._remember_drained(lane.segment_id)
+        self._close_lane(lane)
+
+    def _remember_drained(self, segment_id: int) -> None:
+        self._drained[segment_id] = self.clock.monotonic() + self.config.drained_check
+        if self._recheck is None:
+            self._recheck = self.clock.call_later(self.config.drained_check, self._look_again)
+
+    def _look_again(self) -> None:
+        """A subscription can be set back: after a while drained segments are attached to again, and left again if need be."""
+        self._recheck = None
+        if self.is_closed or self.failure is not None:
+            return
+        now = self.clock.monotonic()
+        self._drained = {number: when for number, when in self._drained.items() if when > now}
+        if self._drained:
+            self._recheck = self.clock.call_later(min(self._drained.values()) - now, self._look_again)
+        self._follow(self.layouts.layout)
+
+    def _give_up_trying(self) -> None:
+        for lane in self._lanes.values():
+            lane.tried.set()
+
+    # Messages that come again.
+
+    def _handed_out(self, lane: QueueLane, message: Message) -> None:
+        limit = self._ack_timeout
+        lane.hand_out(message.id, math.inf if limit is None else self.clock.monotonic() + limit)
+        if limit is not None and self._ack_timer is None:
+            self._ack_timer = self.clock.call_later(limit, self._take_back, limit)
+
+    def _take_back(self, limit: float) -> None:
+        """Have messages sent again that the application keeps for too long."""
+        now = self.clock.monotonic()
+        next_deadline = math.inf
+        for lane in self._lanes.values():
+            if positions := lane.overdue(now):
+                log.info("%d entries of %s were not acknowledged in %g s and are sent again", len(positions), lane.topic, limit)
+                lane.redeliver(positions)
+            if lane.held:
+                next_deadline = min(next_deadline, next(iter(lane.held.values())))
+        self._ack_timer = None
+        if next_deadline < math.inf:
+            pause = max(next_deadline - now, limit * ACK_TIMEOUT_GRAIN)
+            self._ack_timer = self.clock.call_later(pause, self._take_back, limit)
+
+    def _refuse(self, lane: QueueLane, message_id: MessageId, redeliveries: int) -> None:
+        """Have a message sent again after its pause."""
+        self._number += 1
+        when = self.clock.monotonic() + self._backoff.pause(redeliveries)
+        position = Position(message_id.ledger_id, message_id.entry_id)
+        heapq.heappush(self._refused, (when, self._number, lane, lane.attachments, position))
+        self._set_refused_timer()
+
+    def _set_refused_timer(self) -> None:
+        if not self._refused or self.is_closed:
+            return
+        when = self._refused[0][0]
+        if self._refused_timer is not None:
+            if self._refused_timer[0] <= when:
+                return
+            self._refused_timer[1].cancel()
+        pause = max(0.0, when - self.clock.monotonic())
+        self._refused_timer = when, self.clock.call_later(pause, self._send_refused)
+
+    def _send_refused(self) -> None:
+        self._refused_timer = None
+        now = self.clock.monotonic()
+        wanted: dict[QueueLane, dict[Position, None]] = {}
+        while self._refused and self._refused[0][0] <= now:
+            _when, _number, lane, attachments, position = heapq.heappop(self._refused)
+            if attachments == lane.attachments:  # else it was sent again when the lane was attached anew
+                wanted.setdefault(lane, {})[position] = None
+        for lane, positions in wanted.items():
+            lane.redeliver(positions)
+        self._set_refused_timer()
+
+    async def _bury(self, letters: DeadLetters, lane: QueueLane, message: Message) -> None:
+        try:
+            await letters.send(message)
+        except BraidError as error:
+            log.warning("the message %s cannot be stored in %s and comes again: %s", message.id, letters.topic, error)
+            self._refuse(lane, message.id, message.redelivery_count)
+        else:
+            for chunk in message.chunks:
+                lane.acknowledge(chunk)
+            lane.acknowledge(message.id)
+        lane.consumed(1)
+
+    def _lane_of(self, message: Message | MessageId) -> tuple[MessageId, QueueLane | None]:
+        if self.is_closed:
+            raise Closed(f"The consumer of {self.topic} was closed; what it had not acknowledged comes again.")
+        message_id = message.id if isinstance(message, Message) else message
+        lane = self._lanes.get(message_id.segment_id)
+        known = self.layouts.layout.next_segment_id
+        if lane is None and not 0 <= message_id.segment_id < known:
+            raise InvalidArgument(f"The message {message_id} is not from {self.topic}.")
+        return message_id, lane

@@ -1,0 +1,373 @@
+"""`StreamConsumer`: reads a share of a topic's segments in order, as its controller assigns them.
+
+Each message carries the positions handed out before it (its vector), taken in the same step as it leaves the queue, so that a
+cumulative acknowledgement never covers a message the application does not have. Nothing is ever acknowledged implicitly. A
+segment that goes to another consumer is given away only when everything handed out from it is acknowledged (or a bounded time
+has passed), so that the next owner starts behind the last message and order per key holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from braid.client.consumer_segments import OrderedLane, SegmentsConsumer
+from braid.client.consumer_session import Assignment, ConsumerSession
+from braid.client.messages import Message, MessageId
+from braid.client.topic_consumer import LaneOptions, LaneOwner, TopicConsumer
+from braid.errors import BraidError, Closed, Conflict, InvalidArgument, NotFound
+from braid.wire.types import InitialPosition, ScalableConsumerType, SubType
+
+if TYPE_CHECKING:
+    from braid.client.client import Client
+    from braid.client.connection import Connection
+    from braid.model.layout import SegmentLayout
+
+log = logging.getLogger(__name__)
+WARN_SECONDS = 10.0
+"""How often an application is reminded of acknowledgements that hold a segment up."""
+
+
+class PositionVector(Mapping[int, MessageId]):
+    """What was handed out from each segment when a message was; immutable, and shared by a run of messages of one segment (the
+    position in that segment itself is the message's own)."""
+
+    __slots__ = ("number", "positions")
+
+    def __init__(self, number: int, positions: dict[int, MessageId]) -> None:
+        self.number = number
+        """Counts the vectors of one consumer."""
+        self.positions = positions
+
+    def __getitem__(self, segment_id: int) -> MessageId:
+        return self.positions[segment_id]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.positions)
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+class StreamLane(OrderedLane):
+    """The lane of a segment that is assigned to this consumer, or on its way to another one."""
+
+    def __init__(self, client: Client, owner: LaneOwner, topic: str, options: LaneOptions) -> None:
+        super().__init__(client, owner, topic, options)
+        self.begun = 0
+        """Number of the first vector that speaks of this lane: older ones mean what was read before it was given away, or
+        before the subscription was set back."""
+        self.releasing: asyncio.Task[Any] | None = None
+        """Set while the segment is being given away."""
+        self.is_leaving = False
+        """Given away: there is no way back."""
+        self.is_cut_off = False
+        """Lost its place while it was being given away: the next owner may have it already."""
+        self.resolved = asyncio.Event()
+        """Set when acknowledgements changed."""
+
+    @property
+    def is_unresolved(self) -> bool:
+        """Whether the application has messages of this segment that it did not acknowledge, or acks have not left yet."""
+        if self.handed is None or self.is_ended or self.failure is not None:
+            return False
+        return self.acked is None or self.acked < self.handed or self._up_to is not None
+
+    def detached(self, error: BraidError) -> None:
+        # A broker that closes a consumer has kept its acknowledgements, or was told to forget them (a seek); one that crashed
+        # may have lost them. A segment is set back by its controller, which takes it away first; a regular topic by anybody.
+        is_crash = self.connection is not None and not self.connection.is_open
+        self.is_resumed = is_crash and self.topic.startswith("segment://")
+        super().detached(error)
+
+    def lost(self) -> None:
+        if self.releasing is not None:
+            self.is_cut_off = True
+            self.resolved.set()
+
+    def begin(self, connection: Connection) -> None:
+        if self.is_resumed and self.acked is not None and self._up_to is None:
+            self._up_to = self.acked
+        super().begin(connection)
+        self.resolved.set()
+
+
+class StreamConsumer(SegmentsConsumer[StreamLane]):
+    """Receives messages in order per key, together with the other consumers of its subscription. Made by
+    `Client.stream_consumer`.
+
+    Acknowledge as you go: the successors of a segment that was split or merged follow once it is acknowledged to its end.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        topic: str,
+        subscription: str,
+        *,
+        name: str | None = None,
+        initial: Literal["earliest", "latest"] = "earliest",
+        schema: Any = None,
+    ) -> None:
+        super().__init__(client, topic, schema)
+        self.subscription = subscription
+        self.name = name or f"stream-{client.runtime.token(10)}"
+        self._initial = InitialPosition[initial.upper()]
+        self._session = ConsumerSession(
+            self.layouts,
+            subscription,
+            self.name,
+            ScalableConsumerType.STREAM,
+            self._initial,
+            assigned=self._assign,
+            ended=self._session_ended,
+        )
+        self._wanted: Mapping[int, str] = {}
+        """The assignment: physical names by segment id."""
+        self._gone: set[int] = set()
+        """Assigned segments that do not exist any more."""
+        self._handed: dict[int, MessageId] = {}
+        """The position handed out last, by segment."""
+        self._vector = PositionVector(0, {})
+        self._vector_of: int | None = None
+        """Segment whose messages get `_vector`; None = it must be made anew."""
+        self._acked_vector: Mapping[int, MessageId] | None = None
+        """The vector acknowledged last; most messages share theirs."""
+
+    async def open(self) -> None:
+        """Register and attach to what is assigned; segments that another consumer still holds follow by themselves."""
+        await self.layouts.open()
+        self.layouts.listen(self._layout_changed, self._layout_failed)
+        await self._session.open()
+        timer = self.clock.call_later(self.config.operation_timeout, self._give_up_trying)
+        lanes = list(self._lanes.values())
+        try:
+            for lane in lanes:
+                await lane.tried.wait()
+        finally:
+            timer.cancel()
+        for lane in lanes:
+            info = self.layouts.layout.all_segments.get(lane.segment_id)
+            if lane.failure is not None and info is not None and info.is_active:
+                lane.check_usable()
+        self._check()
+
+    @property
+    def segments(self) -> list[int]:
+        """Ids of the segments being read at the moment."""
+        return sorted(number for number, lane in self._lanes.items() if lane.releasing is None)
+
+    async def acknowledge_cumulative(self, message: Message | MessageId, *, wait: bool = False) -> None:
+        """This message and everything handed out before it, in all segments, is dealt with. With `wait`, return once the
+        brokers have that durable. Given only an id, that is: everything before it in its own segment."""
+        if self.is_closed:
+            raise Closed(f"The consumer of {self.topic} was closed; what it had not acknowledged comes again.")
+        own = message.id if isinstance(message, Message) else message
+        if own.segment_id < 0:
+            raise InvalidArgument(f"The message {own} is not from a stream consumer of {self.topic}.")
+        vector = message.vector if isinstance(message, Message) else None
+        number = vector.number if isinstance(vector, PositionVector) else None
+        acked = [self._acknowledge(own, number)]
+        if isinstance(vector, PositionVector) and vector is not self._acked_vector:
+            for segment_id, position in vector.positions.items():
+                if segment_id != own.segment_id:
+                    acked.append(self._acknowledge(position, number))
+            self._acked_vector = vector
+        if wait:
+            if acked[0] is None:
+                raise Conflict(
+                    f"Segment {own.segment_id} of {self.topic} was given to another consumer before {own} was acknowledged; "
+                    "the message comes again there."
+                )
+            for lane in acked:
+                if lane is not None and lane.acked is not None:
+                    await lane.confirm_up_to(lane.acked)
+
+    async def close(self) -> None:
+        """Leave the subscription: acknowledgements are sent, segments go to other consumers at once. Idempotent."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.client.forget(self)
+        self._queue.clear()
+        self._queue.wake()
+        await self._close_lanes()
+        await self._session.close()
+        await self.layouts.close()
+
+    # For the lanes.
+
+    def put(self, lane: TopicConsumer, messages: list[Message]) -> None:
+        assert isinstance(lane, StreamLane)
+        if self.is_closed or lane.releasing is not None or self._lanes.get(lane.segment_id) is not lane:
+            return  # the next owner gets them
+        before = lane.handed
+        fresh = lane.sift(messages)
+        if before is not None and lane.handed is None:
+            self._begin(lane)
+        if fresh:
+            self._queue.put(lane, fresh)
+
+    def lane_ended(self, lane: TopicConsumer) -> None:
+        """The broker saw everything acknowledged. The lane stays until the controller has seen that too and takes the segment
+        away: somebody who leaves a segment by himself may be taken for gone."""
+        assert isinstance(lane, StreamLane)
+        lane.resolved.set()
+        self._queue.wake()
+
+    def lane_failed(self, lane: TopicConsumer, error: BraidError) -> None:
+        assert isinstance(lane, StreamLane)
+        lane.resolved.set()
+        if self.is_closed or isinstance(error, Closed):
+            return
+        if self._lanes.get(lane.segment_id) is not lane or lane.releasing is not None:
+            return
+        if isinstance(error, NotFound):
+            # Pruned, or the topic was deleted, which the layout session tells.
+            log.info("segment %d of %s is gone: %s", lane.segment_id, self.topic, error)
+            del self._lanes[lane.segment_id]
+            self._gone.add(lane.segment_id)
+            self._handed.pop(lane.segment_id, None)
+            self._vector_of = None
+        else:
+            self.fail(error)
+
+    # Assignments.
+
+    def _assign(self, assignment: Assignment) -> None:
+        if self.is_closed or self.failure is not None:
+            return
+        wanted = self._wanted = assignment.topics
+        self._gone = set() if assignment.is_first else self._gone & wanted.keys()
+        for segment_id, lane in list(self._lanes.items()):
+            if segment_id not in wanted and lane.releasing is None:
+                self._release(lane)
+            elif segment_id in wanted and lane.releasing is not None and not lane.is_leaving:
+                self._keep(lane, lane.releasing)
+        for segment_id in wanted:
+            if segment_id not in self._lanes and segment_id not in self._gone:
+                self._add(segment_id)
+        self._queue.wake()
+
+    def _add(self, segment_id: int) -> None:
+        topic = self._wanted[segment_id]
+        options = LaneOptions(
+            subscription=self.subscription,
+            sub_type=SubType.EXCLUSIVE,
+            name=f"{self.name}-seg-{segment_id}",
+            initial=self._initial,
+            codec=self.codec,
+            partition=self._partition_of(topic),
+            segment_id=segment_id,
+            shown_topic=self.topic,
+        )
+        lane = self._lanes[segment_id] = StreamLane(self.client, self, topic, options)
+        self._begin(lane)
+        lane.open_soon()
+
+    def _begin(self, lane: StreamLane) -> None:
+        """From here on only new vectors speak of this lane."""
+        self._handed.pop(lane.segment_id, None)
+        self._vector_of = None
+        lane.begun = self._vector.number + 1
+
+    def _release(self, lane: StreamLane) -> None:
+        self._queue.drop(lane)
+        lane.releasing = self._tasks.spawn(self._give_away(lane), f"release segment {lane.segment_id}")
+
+    def _keep(self, lane: StreamLane, releasing: asyncio.Task[Any]) -> None:
+        """The segment came back before it was given away: what was dropped from the queue is sent again."""
+        releasing.cancel()
+        lane.releasing = None
+        lane.is_cut_off = False
+        lane.start_again()
+
+    async def _give_away(self, lane: StreamLane) -> None:
+        begun = self.clock.monotonic()
+        limit = self.config.release_wait
+        while lane.is_unresolved and not lane.is_cut_off:
+            waited = self.clock.monotonic() - begun
+            if waited >= limit:
+                log.warning(
+                    "segment %d of %s goes to another consumer although the message %s was not acknowledged for %.0f s; "
+                    "it comes again there",
+                    lane.segment_id,
+                    self.topic,
+                    lane.handed,
+                    waited,
+                )
+                break
+            if waited >= WARN_SECONDS:
+                log.warning(
+                    "segment %d of %s is wanted by another consumer and waits for the acknowledgement of %s",
+                    lane.segment_id,
+                    self.topic,
+                    lane.handed,
+                )
+            lane.resolved.clear()
+            timer = self.clock.call_later(min(WARN_SECONDS, limit - waited), lane.resolved.set)
+            try:
+                await lane.resolved.wait()
+            finally:
+                timer.cancel()
+        lane.is_leaving = True
+        await lane.close()
+        segment_id = lane.segment_id
+        if self._lanes.get(segment_id) is lane:
+            del self._lanes[segment_id]
+            self._handed.pop(segment_id, None)
+            self._vector_of = None
+            if segment_id in self._wanted:  # given back to us meanwhile
+                self._add(segment_id)
+        self._queue.wake()
+
+    # Inside.
+
+    def _handed_out(self, lane: StreamLane, message: Message) -> None:
+        """Note the position and give the message its vector, in one step."""
+        segment_id = lane.segment_id
+        if self._vector_of != segment_id:
+            self._vector = PositionVector(self._vector.number + 1, dict(self._handed))
+            self._vector_of = segment_id
+        lane.handed = self._handed[segment_id] = message.id
+        msgspec.structs.force_setattr(message, "vector", self._vector)
+
+    def _acknowledge(self, position: MessageId, number: int | None) -> StreamLane | None:
+        """Acknowledge one segment up to a position that its lane has handed out; unchanged positions cost nothing. Returns the
+        lane, or None if this is of no interest any more: the segment was given away, or is being read anew."""
+        lane = self._lanes.get(position.segment_id)
+        if lane is None or lane.handed is None or (number is not None and number < lane.begun):
+            return None
+        up_to = min(position, lane.handed)
+        if lane.acked is None or up_to > lane.acked:
+            lane.acked = up_to
+            lane.acknowledge_up_to(up_to)
+            asyncio.get_running_loop().call_soon(lane.resolved.set)  # after the acks of this turn were sent
+        return lane
+
+    def _is_waiting_for_application(self) -> bool:
+        return self._are_lanes_exhausted([each for each in self._lanes.values() if each.releasing is None])
+
+    def _layout_changed(self, layout: SegmentLayout) -> None:
+        self._queue.wake()
+
+    def _give_up_trying(self) -> None:
+        for lane in self._lanes.values():
+            lane.tried.set()
+
+    def _session_ended(self, error: BraidError) -> None:
+        """Displaced, or refused for good: others are to get the segments."""
+        if self.is_closed:
+            return
+        self.fail(error)
+        self._queue.clear()
+        for lane in self._lanes.values():
+            if lane.releasing is not None and not lane.is_leaving:
+                lane.releasing.cancel()
+            if not lane.is_leaving:
+                lane.is_leaving = True
+                lane.releasing = self._tasks.spawn(lane.close(), f"close segment {lane.segment_id}")

@@ -1,0 +1,372 @@
+"""`ScalableTopicController`: one topic at one broker, leading it or standing by.
+
+Owns the campaign for the topic's leadership and what follows from its outcome: a `Term` while it leads, nothing but a view of
+the layout while it does not. Leadership is a state driven by the election's events (L-01); a mutating call without it is
+refused. The record is watched and also read every `reconcile_seconds` (INV15); a controller whose topic is gone closes itself
+and never campaigns for it again (L-05).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from braid.errors import BraidError, Closed, LedElsewhere, StoreError, TopicNotFound
+from braid.metadata.api import MetadataStore
+from braid.metadata.claims import StaleLeader
+from braid.metadata.election import LeaderElection, Leadership
+from braid.model.layout import SegmentLayout
+from braid.model.names import NamespaceName, TopicName, check_subscription_name
+from braid.runtime.env import Runtime
+from braid.runtime.tasks import Tasks
+from braid.scalable.api import ConsumerAssignment, ConsumerHandle, ConsumerRegistration, SegmentOps
+from braid.scalable.config import ScalableConfig
+from braid.scalable.plans import TopicWork
+from braid.scalable.records import (
+    Initial,
+    ScalableTopicMetadata,
+    SubscriptionKind,
+    controller_path,
+    decode,
+    topic_path,
+)
+from braid.scalable.term import Term
+from braid.scalable.topic_stats import topic_stats
+
+log = logging.getLogger(__name__)
+
+
+class ScalableTopicController:
+    """A candidate for the leadership of one scalable topic, and its leader when it wins."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        store: MetadataStore,
+        config: ScalableConfig,
+        segments: SegmentOps,
+        topic: TopicName,
+        *,
+        broker_id: str,
+        retention_minutes: Callable[[NamespaceName], Awaitable[int]],
+        on_closed: Callable[[ScalableTopicController], None],
+    ) -> None:
+        self.topic = topic
+        self.broker_id = broker_id
+        self._runtime = runtime
+        self._store = store
+        self._config = config
+        self._segments = segments
+        self._retention_minutes = retention_minutes
+        self._on_closed = on_closed
+        self._metadata: ScalableTopicMetadata | None = None
+        self._layout: SegmentLayout | None = None
+        self._term: Term | None = None
+        self._starting: asyncio.Future[None] | None = None
+        self._closing: asyncio.Future[None] | None = None
+        self._hint = asyncio.Event()
+        self._tasks = Tasks(f"controller {topic}")
+        candidate = msgspec.json.encode(broker_id)
+        self._election = LeaderElection(
+            store,
+            runtime.clock,
+            controller_path(topic),
+            candidate,
+            on_change=self._leadership_changed,
+            same=lambda value: value == candidate,
+            may_win=self._exists,
+            reconcile_seconds=config.reconcile_seconds,
+        )
+
+    # What everybody may ask.
+
+    @property
+    def metadata(self) -> ScalableTopicMetadata:
+        """As last seen; raises TopicNotFound before `start`."""
+        if self._term is not None and self._term.work.is_claimed:
+            return self._term.work.metadata
+        if self._metadata is None:
+            raise TopicNotFound(f"The scalable topic {self.topic} does not exist.")
+        return self._metadata
+
+    @property
+    def layout(self) -> SegmentLayout:
+        if self._term is not None and self._term.work.is_claimed:
+            return self._term.work.layout
+        if self._layout is None:
+            self._layout = self.metadata.layout
+        return self._layout
+
+    @property
+    def incarnation(self) -> str:
+        return self.metadata.incarnation
+
+    @property
+    def leadership(self) -> Leadership | None:
+        """Ours, while we lead. Ask it `holds()`."""
+        return self._election.leadership
+
+    @property
+    def is_leading(self) -> bool:
+        return self._term is not None and not self._term.is_over and self._term.work.leadership.holds()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether this broker leads the topic and serves it."""
+        return self.is_leading and self._term is not None and self._term.is_ready
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closing is not None
+
+    # Life.
+
+    async def start(self) -> None:
+        """Look at the topic and campaign; returns after the first attempt. Shared by all callers. Raises TopicNotFound, without
+        a campaign, if there is no such topic."""
+        if self._starting is None:
+            self._starting = asyncio.get_running_loop().create_future()
+            self._starting.add_done_callback(_seen)
+            starting = self._starting
+            task = self._tasks.spawn(self._start(starting), "start")
+            task.add_done_callback(lambda _task: _fail(starting, Closed(f"The controller of {self.topic} was closed.")))
+        await asyncio.shield(self._starting)
+
+    async def _start(self, started: asyncio.Future[None]) -> None:
+        try:
+            await self._look()
+            if self._metadata is None:
+                raise TopicNotFound(f"The scalable topic {self.topic} does not exist.")
+            await self._election.start()
+            self._tasks.spawn(self._watch(), "watch")
+            self._tasks.spawn(self._follow(), "follow")
+        except BraidError as error:
+            _fail(started, error)
+        if not started.done():
+            started.set_result(None)
+
+    async def close(self) -> None:
+        """Give up the leadership and stop. Idempotent; returns when it is done."""
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
+            return
+        self._closing = asyncio.get_running_loop().create_future()
+        try:
+            term = self._term
+            if term is not None:
+                await term.close()  # before the record goes: a successor finds nothing half done by us
+            await self._election.close()
+            await self._tasks.close()
+        finally:
+            self._on_closed(self)
+            self._closing.set_result(None)
+
+    def kill(self) -> None:
+        """Stop as a crash would: nothing is written."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_future()
+            self._closing.set_result(None)
+        if self._term is not None:
+            self._term.kill()
+        self._election.abandon()
+        self._tasks.cancel()
+
+    async def wait_ready(self) -> None:
+        """Until this leader serves. Raises LedElsewhere if it does not lead, Conflict if the topic is being deleted."""
+        await self._leading().wait_ready()
+
+    # Operations of the leader.
+
+    async def split_segment(self, segment_id: int) -> SegmentLayout:
+        """Replace an active segment by two halves. Raises NotFound, PreconditionFailed, Conflict, LedElsewhere."""
+        term = await self._ready()
+        await term.split(segment_id)
+        return term.work.layout
+
+    async def merge_segments(self, first_id: int, second_id: int) -> SegmentLayout:
+        """Replace two adjacent active segments by one; raises as `split_segment`."""
+        term = await self._ready()
+        await term.merge(first_id, second_id)
+        return term.work.layout
+
+    async def prune(self) -> list[int]:
+        """Remove sealed segments that retention does not keep and every subscription has read; returns their ids."""
+        return await (await self._ready()).prune()
+
+    async def delete(self, *, force: bool = False) -> None:
+        """Delete the topic with everything in it; returns when nothing of it is left. `force` does not wait for an operation
+        that cannot be finished."""
+        term = self._leading()
+        await term.delete(force=force)
+        await self.close()
+
+    async def create_subscription(self, name: str, kind: SubscriptionKind = "STREAM", initial: Initial = "earliest") -> None:
+        """Make a subscription with its cursors, if there is none of the name."""
+        check_subscription_name(name)
+        await (await self._ready()).create_subscription(name, kind, initial)
+
+    async def delete_subscription(self, name: str) -> None:
+        """Raises SubscriptionNotFound."""
+        await (await self._ready()).delete_subscription(name)
+
+    async def seek(self, name: str, timestamp_ms: int) -> None:
+        """Continue with the messages stored at or after the time. Raises SubscriptionNotFound."""
+        await (await self._ready()).seek(name, timestamp_ms)
+
+    async def clear_backlog(self, name: str) -> None:
+        """Acknowledge everything there is. Raises SubscriptionNotFound."""
+        await (await self._ready()).clear_backlog(name)
+
+    # Consumers.
+
+    async def register_consumer(
+        self,
+        subscription: str,
+        registration: ConsumerRegistration,
+        kind: SubscriptionKind,
+        *,
+        initial: Initial = "earliest",
+    ) -> ConsumerAssignment:
+        """A stream or checkpoint consumer is here: its assignment. `initial` matters if the subscription does not exist yet."""
+        check_subscription_name(subscription)
+        term = await self._ready()
+        coordinator = await term.coordinator(subscription, kind, initial)
+        try:
+            return await coordinator.register(registration)
+        except (StaleLeader, Closed) as error:
+            raise self._led_elsewhere() from error
+
+    async def unregister_consumer(self, subscription: str, consumer_name: str, handle: ConsumerHandle) -> None:
+        """A consumer leaves for good."""
+        coordinator = self._leading().coordinators.get(subscription)
+        if coordinator is not None:
+            try:
+                await coordinator.unregister(consumer_name, handle)
+            except (StaleLeader, Closed) as error:
+                raise self._led_elsewhere() from error
+
+    def consumer_disconnected(self, subscription: str, consumer_name: str, handle: ConsumerHandle) -> None:
+        """A consumer's connection is gone; it may come back."""
+        if self._term is not None and (coordinator := self._term.coordinators.get(subscription)) is not None:
+            coordinator.disconnected(consumer_name, handle)
+
+    async def stats(self) -> dict[str, Any]:
+        """The topic's state in the shape the admin API shows; consumers are known to the leader only."""
+        term = self._term
+        return await topic_stats(
+            self._store,
+            self._segments,
+            self.topic,
+            self.metadata,
+            self.layout,
+            leader=self.broker_id if self.is_leading else None,
+            coordinators={} if term is None else dict(term.coordinators),
+        )
+
+    def _leading(self) -> Term:
+        if self._term is None or not self.is_leading:
+            raise self._led_elsewhere()
+        return self._term
+
+    async def _ready(self) -> Term:
+        term = self._leading()
+        if not term.is_ready:
+            await term.wait_ready()
+        return term
+
+    def _led_elsewhere(self) -> LedElsewhere:
+        return LedElsewhere(f"Broker {self.broker_id} does not lead {self.topic}; ask its leader.")
+
+    # Leadership.
+
+    def _leadership_changed(self, leadership: Leadership | None) -> None:
+        term, self._term = self._term, None
+        if term is not None:
+            term.stop()
+            if self._closing is None:
+                self._tasks.spawn(term.close(), "end of term")
+        if leadership is None or self._closing is not None or self._metadata is None:
+            return
+        work = TopicWork(self._runtime, self._store, self._config, self._segments, leadership, self.topic, self._metadata)
+        self._term = Term(work, lambda: self._retention_minutes(self.topic.namespace), self._gone)
+        self._term.start()
+        self._hint.set()
+
+    async def _exists(self) -> bool:
+        await self._look()
+        return self._metadata is not None
+
+    def _gone(self) -> None:
+        """The topic was deleted."""
+        if self._closing is None:
+            log.info("%s is gone; its controller ends", self.topic)
+            self._tasks.spawn(self._close_from_inside(), "close")
+
+    async def _close_from_inside(self) -> None:
+        await self.close()
+
+    # The record.
+
+    async def _look(self) -> None:
+        """Read the record."""
+        key = topic_path(self.topic)
+        record = await self._store.get(key, fresh=True)
+        found = None if record is None else decode(ScalableTopicMetadata, key, record.value)
+        if found is None or self._metadata is None or found.epoch != self._metadata.epoch:
+            self._layout = None
+        self._metadata = found
+
+    async def _watch(self) -> None:
+        """Turn changes of the record into hints."""
+        while True:
+            try:
+                async with self._store.watch(topic_path(self.topic)) as events:
+                    async for _event in events:
+                        self._hint.set()
+            except StoreError as error:
+                log.info("the watch on %s ended and is set up again: %s", self.topic, error)
+            except Closed:
+                return
+            await self._runtime.clock.sleep(self._config.reconcile_seconds)
+            self._hint.set()
+
+    async def _follow(self) -> None:
+        while self._closing is None:
+            timer = self._runtime.clock.call_later(self._config.reconcile_seconds, self._hint.set)
+            try:
+                await self._hint.wait()
+            finally:
+                timer.cancel()
+            self._hint.clear()
+            try:
+                await self._look()
+            except StoreError as error:
+                log.info("the record of %s cannot be read at the moment: %s", self.topic, error)
+                continue
+            except Closed:
+                return
+            self._compare()
+
+    def _compare(self) -> None:
+        """Does the record still fit to what we do?"""
+        found, term = self._metadata, self._term
+        if found is None:
+            self._gone()
+        elif term is not None and term.work.is_claimed:
+            leadership = term.work.leadership
+            if found.leader_epoch > leadership.epoch or found.incarnation != term.work.incarnation:
+                leadership.step_down()
+
+
+def _seen(future: asyncio.Future[None]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+def _fail(outcome: asyncio.Future[None], error: BraidError) -> None:
+    if not outcome.done():
+        outcome.set_exception(error)

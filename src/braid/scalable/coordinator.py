@@ -1,0 +1,437 @@
+"""`SubscriptionCoordinator`: who reads which segments of one stream or checkpoint subscription.
+
+Owns the sessions of the registered consumers and their assignment, in the memory of the topic's leader. Assigns a segment only
+after all its ancestors are drained (INV8), each segment to one consumer, moving as little as balance allows (decision 3);
+writes an assignment down before it tells it, and tells only those whose assignment changed (R468-28). Liveness is never
+written. A new leader goes on from the records: an assigned segment proves that its ancestors were drained, so the barrier holds
+from the first moment and nothing moves needlessly (L-09, R468-67). Every act asks the leadership first (INV4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from braid.errors import BraidError, Closed, ConsumerBusy, InvalidArgument, NotReady, StoreError, invariant
+from braid.metadata.api import MetadataStore
+from braid.metadata.claims import StaleLeader
+from braid.metadata.election import Leadership
+from braid.model.assignment import assign, assignable, in_order
+from braid.model.layout import SegmentLayout
+from braid.model.names import TopicName
+from braid.model.segments import SegmentInfo, physical_name
+from braid.runtime.env import Runtime
+from braid.runtime.tasks import Tasks
+from braid.scalable.api import (
+    AssignedSegment,
+    BlockedBy,
+    ConsumerAssignment,
+    ConsumerHandle,
+    ConsumerRegistration,
+    SegmentOps,
+)
+from braid.scalable.config import ScalableConfig
+from braid.scalable.departures import Departures, until_released
+from braid.scalable.draining import DrainWatch
+from braid.scalable.records import TOPICS, RegistrationRecord, SubscriptionMetadata
+from braid.scalable.sessions import ConsumerSession, Registrations, absent_since, given, grace_left, present
+from braid.scalable.subscription_state import SubscriptionState, away, draining, shown_state
+
+log = logging.getLogger(__name__)
+RETRY_SECONDS: Final = 0.5
+"""Before the store is asked again after a failure."""
+MAX_CONSUMER_NAME: Final = 1024
+"""Characters."""
+
+
+class SubscriptionCoordinator:
+    """One subscription at the leader. Make it, `restore` it, then use it; `close` or `kill` it with the leadership."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        store: MetadataStore,
+        config: ScalableConfig,
+        segments: SegmentOps,
+        leadership: Leadership,
+        topic: TopicName,
+        name: str,
+        record: SubscriptionMetadata,
+        layout: SegmentLayout,
+        *,
+        root: str = TOPICS,
+    ) -> None:
+        self.topic = topic
+        self.name = name
+        self.record = record
+        self._clock = runtime.clock
+        self._config = config
+        self._segments = segments
+        self._leadership = leadership
+        self._layout = layout
+        self._sessions: dict[str, ConsumerSession] = {}
+        self._registrations = Registrations(store, leadership, topic, name, root)
+        self._arriving: dict[int, bool] = {}  # identity of a handle under registration -> its connection was lost meanwhile
+        self._leftovers: set[str] = set()  # records of consumers that are gone
+        self._before: dict[str, tuple[int, ...]] | None = None  # the assignment a revocation took away
+        self._reset_ms = 0
+        self._idle_since_ms = self._clock.now_ms()
+        self._turn = asyncio.Lock()
+        self._news = asyncio.Event()
+        self._is_restored = False
+        self.is_closed = False
+        self._tasks = Tasks(f"subscription {topic} {name}")
+        self.drains = DrainWatch(
+            self._clock,
+            segments,
+            topic,
+            name,
+            record,
+            layout,
+            poll_seconds=config.drain_poll_seconds,
+            is_wanted=lambda: bool(self._sessions),
+            changed=self._news.set,
+        )
+
+    @property
+    def has_barrier(self) -> bool:
+        """Checkpoint consumers have no cursors, so nothing ever drains for them."""
+        return self.record.type != "CHECKPOINT"
+
+    @property
+    def is_revoked(self) -> bool:
+        """Between `revoke` and `resume`."""
+        return self._before is not None
+
+    # Life.
+
+    async def restore(self) -> None:
+        """Take over what the records say: everyone disconnected, with a fresh grace period, and the assignment as it was.
+
+        Claims each registration by writing when it was first found absent. Raises StaleLeader, StoreError; may be repeated."""
+        async with self._turn:
+            if self._is_restored:
+                return
+            now = self._clock.now_ms()
+            found = await self._registrations.load()
+            claimed = await self._registrations.save_all({name: absent_since(now) for name in found})
+            self._check_alive()
+            is_reset = self.record.pending is not None and self.record.pending.kind in ("seek", "clear-backlog")
+            if is_reset:  # what was assigned proves nothing any more, and nobody gets anything before `resume`
+                self._before = {name: registration.segments for name, registration in claimed.items()}
+            for name, registration in claimed.items():
+                session = self._sessions[name] = ConsumerSession(name, registration)
+                if is_reset:
+                    session.give(())
+                session.disconnected_ms = registration.absent_since_ms
+                self._start_grace(session, grace_left(registration.absent_since_ms, now, self._config.consumer_grace_seconds))
+            # Nobody is given a segment before its ancestors are drained, so what is assigned proves that they are.
+            read = {number for each in self._sessions.values() for number in each.segments}
+            self.drains.know(above for number in read for above in self._layout.ancestors(number))
+            readable = {each.segment_id for each in self._readable()}
+            for session in self._sessions.values():
+                session.give(tuple(number for number in session.segments if number in readable))
+            self._is_restored = True
+            self._tasks.spawn(self._work(), "work")
+            if self.has_barrier:
+                self._tasks.spawn(self.drains.run(), "drains")
+                self._tasks.spawn(self._departures().run(), "departures")
+        if self._sessions:
+            self._tasks.spawn(self._first_look(), "first look")
+
+    async def close(self, error: BraidError | None = None) -> None:
+        """End; nothing is written. Connected consumers are told `error`, by default that they have to find the leader."""
+        handles = [each.handle for each in self._sessions.values() if each.handle is not None]
+        is_first = not self.is_closed
+        self.kill()
+        await self._tasks.close()
+        if is_first:
+            reason = error or NotReady(
+                f"Subscription {self.name} of {self.topic} is no longer coordinated here; register again."
+            )
+            for handle in handles:
+                handle.ended(reason)
+
+    def kill(self) -> None:
+        """End at once, as a crash would."""
+        self.is_closed = True
+        for session in self._sessions.values():
+            session.stop_grace()
+        self._tasks.cancel()
+
+    # Consumers.
+
+    async def register(self, registration: ConsumerRegistration) -> ConsumerAssignment:
+        """A consumer is here: its assignment. A known name resumes its session and disturbs nobody; the newest connection of a
+        name wins. Raises InvalidArgument for an impossible name, ConsumerBusy if there are too many, StaleLeader, StoreError,
+        Closed."""
+        name, key = registration.consumer_name, id(registration.handle)
+        _check_name(name)
+        await self.restore()
+        self._arriving[key] = False
+        try:
+            if name not in self._sessions and self.has_barrier:
+                await self.drains.look_now()  # so that it is not given what others have long read
+            async with self._turn:
+                self._check_alive()
+                self._registrations.check_leading()
+                session = self._sessions.get(name)
+                if session is None:
+                    session = await self._join(name)
+                elif session.absent_since_ms is not None:
+                    await self._registrations.save(name, present)
+                    session.absent_since_ms = None
+                self._check_alive()
+                if self._arriving[key]:
+                    raise Closed(f"The connection of consumer {name} was lost while it registered.")
+                displaced = session.attach(registration.handle, registration.consumer_id)
+                if displaced is not None:
+                    displaced.displaced()
+                return self._assignment(session)
+        finally:
+            del self._arriving[key]
+
+    async def unregister(self, consumer_name: str, handle: ConsumerHandle) -> None:
+        """A consumer leaves for good: its segments are free at once. Ignored if the name has another connection by now."""
+        if id(handle) in self._arriving:
+            self._arriving[id(handle)] = True
+        async with self._turn:
+            self._check_alive()
+            session = self._sessions.get(consumer_name)
+            if session is None or session.handle is not handle:
+                return
+            self._registrations.check_leading()
+            self._drop(session)
+            await self._remove_leftovers()
+            await self._rebalance()
+
+    def disconnected(self, consumer_name: str, handle: ConsumerHandle) -> None:
+        """A connection was lost: the grace period begins, nothing else changes. Only the session's own connection counts."""
+        if id(handle) in self._arriving:
+            self._arriving[id(handle)] = True
+        session = self._sessions.get(consumer_name)
+        if session is None or session.handle is not handle or self.is_closed:
+            return
+        session.detach(self._clock.now_ms())
+        self._start_grace(session, self._config.consumer_grace_seconds)
+
+    def on_layout_change(self, layout: SegmentLayout) -> None:
+        """The topic has another layout: assign anew, soon."""
+        if layout.epoch < self._layout.epoch or layout == self._layout:
+            return
+        renamed = _renamed(self._layout, layout)
+        for session in self._sessions.values():
+            if not renamed.isdisjoint(session.segments):  # taken away in memory, so that it is told the new names
+                session.give(tuple(number for number in session.segments if number not in renamed))
+        self._layout = layout
+        self.drains.follow(layout)
+        self._news.set()
+
+    # Seek and clear-backlog.
+
+    async def revoke(self) -> None:
+        """Take every segment away from everyone and forget what is drained, before cursors are moved. Repeatable."""
+        await self.restore()
+        async with self._turn:
+            self._check_alive()
+            if self._before is None:
+                self._before = {name: each.segments for name, each in self._sessions.items()}
+            self.drains.forget()
+            await self._rebalance(must_save=True)
+            taken = {number for each in self._before.values() for number in each}
+        if self.has_barrier and any(each.is_connected for each in self._sessions.values()):
+            left = [item for number in taken if (item := self._layout.all_segments.get(number)) is not None]
+            await until_released(self._clock, self._segments, self.topic, self.name, left)
+        self.drains.forget()
+
+    async def resume(self) -> None:
+        """Give the segments back, to those who had them as far as may be."""
+        self.drains.forget()
+        self._reset_ms = self._clock.now_ms()
+        if self.has_barrier and self._sessions:
+            await self.drains.look_now()
+        async with self._turn:
+            self._check_alive()
+            before, self._before = self._before or {}, None
+            await self._rebalance(previous=before)
+
+    # What statistics show.
+
+    def state(self) -> SubscriptionState:
+        """Now."""
+        return shown_state(self.record.type, self._sessions, self._holding_up(), is_resetting=self._before is not None)
+
+    def blocked_by(self) -> list[BlockedBy]:
+        """Why it does not go on; empty if nothing holds it up (settled.md)."""
+        if not self._sessions:
+            return [BlockedBy(kind="no-consumer", since=self._idle_since_ms)]
+        since = max(self.record.created_ms, self._reset_ms)
+        waits = [draining(each, self._layout, self.drains.left, self._sessions, since) for each in self._holding_up()]
+        return waits + away(self._sessions)
+
+    def _holding_up(self) -> list[SegmentInfo]:
+        """Sealed segments that are not drained and have descendants that wait for them."""
+        return in_order([each for each in self.drains.waiting if each.child_ids]) if self.has_barrier else []
+
+    # Assignment. All of this runs under the turn.
+
+    def _readable(self) -> list[SegmentInfo]:
+        return (
+            assignable(self._layout, self.drains.drained) if self.has_barrier else in_order(self._layout.all_segments.values())
+        )
+
+    async def _rebalance(
+        self,
+        *,
+        previous: dict[str, tuple[int, ...]] | None = None,
+        quiet: ConsumerSession | None = None,
+        must_save: bool = False,
+    ) -> None:
+        """Compute the assignment, write what changed, tell those it changed for (but not `quiet`, who is answered)."""
+        self._registrations.check_leading()
+        held = {name: each.segments for name, each in self._sessions.items()} if previous is None else previous
+        segments = self._readable() if self._before is None else []
+        wanted = assign(held, segments, self._sessions)
+        dealt = [number for each in wanted.values() for number in each]
+        invariant(len(dealt) == len(set(dealt)), "INV8", f"a segment of {self.topic} has two readers in {self.name}: {wanted}")
+        changed = [each for name, each in self._sessions.items() if wanted[name] != each.segments]
+        changed.sort(key=lambda each: bool(set(wanted[each.name]) - set(each.segments)))  # those who only lose come first
+        for session in changed:
+            session.give(wanted[session.name])
+        try:
+            await self._write()
+        except StaleLeader:
+            raise
+        except StoreError as error:
+            if must_save:
+                raise
+            log.warning("the assignment of %s on %s will be written later: %s", self.name, self.topic, error)
+            self._clock.call_later(RETRY_SECONDS, self._news.set)
+        self._registrations.check_leading()
+        for session in changed:
+            if session.handle is not None and session is not quiet and not self.is_closed:
+                session.handle.push(self._assignment(session))
+
+    async def _write(self) -> None:
+        """Bring the records up to date with the memory."""
+        epoch = self._layout.epoch
+        unsaved = {name: each.segments for name, each in self._sessions.items() if each.saved != each.segments}
+        saved = await self._registrations.save_all({name: given(epoch, segments) for name, segments in unsaved.items()})
+        for name in saved:
+            self._sessions[name].saved = unsaved[name]
+
+    def _assignment(self, session: ConsumerSession) -> ConsumerAssignment:
+        known = [each for number in session.segments if (each := self._layout.all_segments.get(number)) is not None]
+        return ConsumerAssignment(
+            self._layout.epoch,
+            tuple(AssignedSegment(each.segment_id, each.hash_range, str(physical_name(self.topic, each))) for each in known),
+        )
+
+    # Sessions.
+
+    async def _join(self, name: str) -> ConsumerSession:
+        """A consumer that is new: recorded before anything is assigned to it (R468-63)."""
+        if len(self._sessions) >= self._config.max_consumers_per_subscription:
+            raise ConsumerBusy(
+                f"Subscription {self.name} of {self.topic} has {len(self._sessions)} consumers, the limit "
+                "scalable_topics.max_consumers_per_subscription; close one or wait until one has left."
+            )
+        self._leftovers.discard(name)
+        session = ConsumerSession(name, await self._registrations.save(name, lambda _old: RegistrationRecord()))
+        self._check_alive()
+        self._sessions[name] = session
+        self._start_grace(session, self._config.consumer_grace_seconds)  # should the registration fail from here on
+        await self._rebalance(quiet=session)
+        self.drains.hurry()
+        return session
+
+    def _drop(self, session: ConsumerSession) -> None:
+        session.stop_grace()
+        del self._sessions[session.name]
+        self._leftovers.add(session.name)
+        if not self._sessions:
+            self._idle_since_ms = self._clock.now_ms()
+
+    async def _remove_leftovers(self) -> None:
+        for name in sorted(self._leftovers):
+            try:
+                await self._registrations.remove(name)
+            except StaleLeader:
+                raise
+            except StoreError as error:
+                log.warning("the registration of %s in %s will be removed later: %s", name, self.name, error)
+                self._clock.call_later(RETRY_SECONDS, self._news.set)
+                return
+            self._leftovers.discard(name)
+
+    def _start_grace(self, session: ConsumerSession, seconds: float) -> None:
+        session.stop_grace()
+        session.evicted_at_ms = self._clock.now_ms() + int(seconds * 1000)
+        session.grace = self._clock.call_later(seconds, self._expire, session)
+
+    def _expire(self, session: ConsumerSession) -> None:
+        session.is_expired = True
+        self._news.set()
+
+    def _gone(self, session: ConsumerSession) -> None:
+        """A connected consumer that has left without a word."""
+        if session.handle is not None and self._leadership.holds():
+            session.handle.push(ConsumerAssignment(self._layout.epoch))
+            session.detach(self._clock.now_ms())
+            self._expire(session)
+
+    def _departures(self) -> Departures:
+        return Departures(
+            self._clock,
+            self._segments,
+            self.topic,
+            self.name,
+            self._sessions,
+            lambda: self._layout,
+            grace_seconds=self._config.consumer_grace_seconds,
+            left=self._gone,
+        )
+
+    # In the background.
+
+    async def _first_look(self) -> None:
+        await self.drains.look_now()
+        self._news.set()
+
+    async def _work(self) -> None:
+        """Whatever events ask for: evict, clean up, assign."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            try:
+                async with self._turn:
+                    for session in [each for each in self._sessions.values() if each.is_expired and not each.is_connected]:
+                        log.info("consumer %s of %s did not come back in time", session.name, self.name)
+                        self._drop(session)
+                    await self._remove_leftovers()
+                    await self._rebalance()
+            except StaleLeader as error:
+                log.info("subscription %s of %s stops here: %s", self.name, self.topic, error)
+                return
+            except StoreError as error:
+                log.warning("subscription %s of %s tries again: %s", self.name, self.topic, error)
+                self._clock.call_later(RETRY_SECONDS, self._news.set)
+
+    def _check_alive(self) -> None:
+        if self.is_closed:
+            raise Closed(f"Subscription {self.name} of {self.topic} is no longer coordinated here; register again.")
+
+
+def _renamed(old: SegmentLayout, new: SegmentLayout) -> set[int]:
+    """Ids that mean another topic now: those of a regular topic that was taken for a plain one and is partitioned."""
+    return {
+        number
+        for number, each in old.all_segments.items()
+        if (now := new.all_segments.get(number)) is not None and now.legacy_topic_name != each.legacy_topic_name
+    }
+
+
+def _check_name(consumer: str) -> None:
+    if not consumer or len(consumer) > MAX_CONSUMER_NAME:
+        raise InvalidArgument(f"A consumer needs a name of 1 to {MAX_CONSUMER_NAME} characters; this one has {len(consumer)}.")

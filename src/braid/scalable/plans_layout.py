@@ -1,0 +1,164 @@
+"""Split and merge: plans that replace active segments by new ones (INV6, INV7).
+
+The order is the safety argument. The intent is in the record before a segment is touched; children exist with a cursor for
+every subscription before the parents are sealed; parents are sealed durably, and the children know the parents'
+deduplication state, before the layout shows either; subscriptions that appeared meanwhile get their cursors before the
+operation counts as done. Each step can be repeated; a leader that finds the intent begins again at the first step its stage
+allows, and never goes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from braid.errors import PreconditionFailed, TopicNotFound, invariant
+from braid.model.layout import SegmentLayout
+from braid.model.segments import SegmentInfo
+from braid.runtime.plans import step
+from braid.scalable.plans import Notify, TopicWork, each, no_other
+from braid.scalable.records import PendingOperation, ScalableTopicMetadata, from_record, to_record
+
+
+async def split(work: TopicWork, segment_id: int, notify: Notify) -> None:
+    """Replace an active segment by two halves. Raises NotFound, PreconditionFailed, Conflict; nothing has changed then."""
+    async with step("split:intend"):
+        await _intend(work, "split", (segment_id,), lambda layout, now: layout.split(segment_id, now))
+    await roll_forward(work, notify)
+
+
+async def merge(work: TopicWork, first_id: int, second_id: int, notify: Notify) -> None:
+    """Replace two adjacent active segments by one. Raises NotFound, PreconditionFailed, Conflict; nothing has changed then."""
+    async with step("merge:intend"):
+        await _intend(work, "merge", (first_id, second_id), lambda layout, now: layout.merge(first_id, second_id, now))
+    await roll_forward(work, notify)
+
+
+async def roll_forward(work: TopicWork, notify: Notify) -> None:
+    """Finish the split or merge that the record shows."""
+    pending = work.pending
+    if pending is None:
+        return
+    kind = pending.kind
+    children = [from_record(each) for each in pending.children]
+    if pending.stage == "prepare":
+        parents = [work.layout.segment(each) for each in pending.parents]
+        async with step(f"{kind}:discover"):
+            subscriptions = await _discover(work, parents)
+        async with step(f"{kind}:create-children"):
+            for child in children:
+                await work.create(child, subscriptions)
+        producers: dict[str, int] = {}
+        for parent in parents:
+            async with step(f"{kind}:seal-parent"):
+                for name, last in (await work.terminate(parent)).producers.items():
+                    producers[name] = max(last, producers.get(name, last))
+        async with step(f"{kind}:hand-over-producers"):
+            if producers:
+                await each(children, lambda child: work.create(child, subscriptions, producers))
+        async with step(f"{kind}:flip"):
+            await _flip(work, pending)
+    async with step(f"{kind}:late-cursors"):
+        await _late_cursors(work, pending, children)
+    async with step(f"{kind}:finish"):
+        await finish(work, pending)
+    async with step(f"{kind}:notify"):
+        notify(work.layout)
+
+
+async def finish(work: TopicWork, pending: PendingOperation) -> None:
+    """Take the operation out of the record."""
+
+    def modify(value: ScalableTopicMetadata) -> ScalableTopicMetadata:
+        if _is(value, pending):
+            return msgspec.structs.replace(value, pending_operation=None)
+        return value
+
+    await work.change(modify)
+
+
+async def _intend(
+    work: TopicWork, kind: str, parents: tuple[int, ...], change: Callable[[SegmentLayout, int], SegmentLayout]
+) -> None:
+    now, operation_id = work.runtime.clock.now_ms(), work.runtime.token()
+    limit = work.config.max_segments_per_topic
+
+    def modify(value: ScalableTopicMetadata) -> ScalableTopicMetadata:
+        no_other(value)
+        old = value.layout
+        new = change(old, now)
+        if len(new.all_segments) > limit:
+            raise PreconditionFailed(
+                f"{work.topic} would have {len(new.all_segments)} segments after the {kind}, sealed ones included; "
+                f"{limit} are allowed (max_segments_per_topic). Wait until retention has removed sealed ones."
+            )
+        children = tuple(to_record(new.segment(each)) for each in range(old.next_segment_id, new.next_segment_id))
+        pending = PendingOperation(
+            kind="merge" if len(parents) > 1 else "split",
+            operation_id=operation_id,
+            started_ms=now,
+            parents=parents,
+            children=children,
+        )
+        return msgspec.structs.replace(value, pending_operation=pending)
+
+    await work.change(modify)
+
+
+async def _discover(work: TopicWork, parents: list[SegmentInfo]) -> set[str]:
+    """Every subscription the children need: those of the topic, and those only a parent's owner knows (INV7)."""
+    found = await work.cursors()
+    for parent in parents:
+        try:
+            found.update(await work.segments.subscriptions(work.name(parent)))
+        except TopicNotFound:
+            await work.create(parent, found)  # active but never made, or lost: an empty one can be sealed
+    return found
+
+
+async def _flip(work: TopicWork, pending: PendingOperation) -> None:
+    # Not before the seal: whoever looks for messages by time must not think that the parent ended earlier than it did.
+    sealed_ms = max(work.runtime.clock.now_ms(), pending.started_ms)
+
+    def modify(value: ScalableTopicMetadata) -> ScalableTopicMetadata:
+        if not _is(value, pending) or value.pending_operation is None or value.pending_operation.stage == "finish":
+            return value  # done already: the answer to an earlier attempt was lost
+        old = value.layout
+        if pending.kind == "merge":
+            first, second = pending.parents
+            new = old.merge(first, second, pending.started_ms, sealed_ms=sealed_ms)
+        else:
+            new = old.split(pending.parents[0], pending.started_ms, sealed_ms=sealed_ms)
+        made = tuple(to_record(new.segment(each)) for each in range(old.next_segment_id, new.next_segment_id))
+        invariant(made == pending.children, "INV6", f"the layout of {work.topic} changed under its pending {pending.kind}")
+        return msgspec.structs.replace(
+            value.with_layout(new), pending_operation=msgspec.structs.replace(pending, stage="finish")
+        )
+
+    await work.change(modify)
+
+
+async def _late_cursors(work: TopicWork, pending: PendingOperation, children: list[SegmentInfo]) -> None:
+    """Cursors for subscriptions made while the children were: on the topic, or on a parent before it was sealed."""
+    wanted = await work.cursors()
+    for number in pending.parents:
+        parent = work.layout.all_segments.get(number)
+        if parent is not None:
+            try:
+                wanted.update(await work.segments.subscriptions(work.name(parent)))
+            except TopicNotFound:
+                continue  # a sealed segment without a topic has nothing left to give
+
+    async def complete(child: SegmentInfo) -> None:
+        missing = wanted - set(await work.segments.subscriptions(work.name(child)))
+        for name in sorted(missing):
+            work.check()
+            await work.segments.create_subscription(work.name(child), name, "earliest")
+
+    await each(children, complete)
+
+
+def _is(value: ScalableTopicMetadata, pending: PendingOperation) -> bool:
+    found = value.pending_operation
+    return found is not None and found.operation_id == pending.operation_id

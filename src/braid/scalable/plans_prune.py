@@ -1,0 +1,106 @@
+"""Prune: sealed segments that retention no longer keeps and nobody needs leave the layout, then their topics are deleted.
+
+One CAS takes them out and keeps their names in the record until the topics are gone (L-12). A segment goes only together
+with all its ancestors: edges are cut when it goes, and a child that lost its parent but not its grandparent would be handed out
+before the grandparent is drained (INV8). Must not be run beside a seek: both are operations of the topic and take turns.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from braid.errors import Conflict, SubscriptionNotFound, TopicNotFound
+from braid.model.layout import SegmentLayout
+from braid.model.segments import SegmentInfo
+from braid.runtime.plans import step
+from braid.scalable.plans import Notify, TopicWork, each, no_other
+from braid.scalable.plans_layout import finish
+from braid.scalable.records import PendingOperation, ScalableTopicMetadata, SubscriptionMetadata, from_record, to_record
+
+
+async def prune(work: TopicWork, retention_minutes: int, notify: Notify) -> list[int]:
+    """Remove what can go and return its ids; a negative retention keeps everything."""
+    if retention_minutes < 0:
+        return []
+    old_enough = work.runtime.clock.now_ms() - retention_minutes * 60_000
+    candidates = [
+        each
+        for each in sorted(work.layout.all_segments.values(), key=lambda each: each.segment_id)
+        if each.is_sealed and 0 < each.sealed_at_ms <= old_enough
+    ]
+    if not candidates:
+        return []
+    async with step("prune:discover"):
+        doomed = await _prunable(work, candidates)
+    if not doomed:
+        return []
+    async with step("prune:flip"):
+        await _flip(work, doomed)
+    await roll_forward(work, notify)
+    return doomed
+
+
+async def roll_forward(work: TopicWork, notify: Notify) -> None:
+    """Finish the prune that the record shows."""
+    pending = work.pending
+    if pending is None:
+        return
+    async with step("prune:delete-topics"):
+        await each([from_record(record) for record in pending.pruned], work.delete)
+    async with step("prune:finish"):
+        await finish(work, pending)
+    async with step("prune:notify"):
+        notify(work.layout)
+
+
+async def _prunable(work: TopicWork, candidates: list[SegmentInfo]) -> list[int]:
+    subscriptions = {name: record for name, record in (await work.subscriptions()).items() if record.type != "CHECKPOINT"}
+
+    async def look(segment: SegmentInfo) -> bool:
+        return await _is_drained(work, segment, subscriptions)
+
+    drained = {segment.segment_id for segment, done in zip(candidates, await each(candidates, look), strict=True) if done}
+    return sorted(number for number in drained if work.layout.ancestors(number) <= drained)
+
+
+async def _is_drained(work: TopicWork, segment: SegmentInfo, subscriptions: dict[str, SubscriptionMetadata]) -> bool:
+    name = work.name(segment)
+    try:
+        known = set(await work.segments.subscriptions(name))
+        for subscription in sorted(known | set(subscriptions)):
+            try:
+                backlog = await work.segments.backlog(name, subscription)
+            except SubscriptionNotFound:
+                if not _never_needs(segment, subscriptions.get(subscription)):
+                    return False
+                continue
+            if not backlog.is_drained:
+                return False
+    except TopicNotFound:
+        return True  # a sealed segment without a topic has nothing left to give (L-86)
+    return True
+
+
+def _never_needs(segment: SegmentInfo, record: SubscriptionMetadata | None) -> bool:
+    """Whether a subscription without a cursor there will never want the segment: it is gone, or began behind its end."""
+    return record is None or (record.initial == "latest" and segment.sealed_at_epoch <= record.created_at_epoch)
+
+
+async def _flip(work: TopicWork, doomed: list[int]) -> None:
+    now, operation_id, epoch = work.runtime.clock.now_ms(), work.runtime.token(), work.layout.epoch
+
+    def modify(value: ScalableTopicMetadata) -> ScalableTopicMetadata:
+        no_other(value)
+        old: SegmentLayout = value.layout
+        if old.epoch != epoch:
+            raise Conflict(f"The layout of {work.topic} changed from epoch {epoch} to {old.epoch} meanwhile.")
+        pending = PendingOperation(
+            kind="prune",
+            operation_id=operation_id,
+            stage="finish",
+            started_ms=now,
+            pruned=tuple(to_record(old.segment(number)) for number in doomed),
+        )
+        return msgspec.structs.replace(value.with_layout(old.prune(doomed)), pending_operation=pending)
+
+    await work.change(modify)

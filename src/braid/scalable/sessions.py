@@ -1,0 +1,212 @@
+"""Consumer sessions: what a coordinator remembers of each registered consumer, and the records that outlive it.
+
+Owns the registration records of one subscription: membership and the last assignment, written when those change and never for
+liveness (R468-38). Every write is made by a leader that claimed the record (INV4). When a session ends is the coordinator's
+decision; the arithmetic of the grace period is here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from braid.errors import NotFound, OutcomeUnknown, StoreError, VersionConflict
+from braid.metadata.api import ABSENT, MetadataStore, Record, Span
+from braid.metadata.claims import GuardedRecord, StaleLeader
+from braid.metadata.election import Leadership
+from braid.model.names import TopicName, decode
+from braid.runtime.clock import Timer
+from braid.scalable.api import ConsumerHandle
+from braid.scalable.records import TOPICS, RegistrationRecord, consumer_path, consumers_path
+from braid.scalable.records import decode as decode_record
+
+ABSENT_GRACES: Final = 3
+"""Grace periods after which a consumer that no leader has seen is gone, however often the leader changed (hole 15)."""
+ATTEMPTS: Final = 20
+WRITES: Final = 16
+"""Records written at the same time."""
+
+Change = Callable[[RegistrationRecord], RegistrationRecord]
+
+
+class ConsumerSession:
+    """One registered consumer in the leader's memory. Connected while it has a handle, else in its grace period."""
+
+    __slots__ = (
+        "absent_since_ms",
+        "attached",
+        "consumer_id",
+        "disconnected_ms",
+        "evicted_at_ms",
+        "grace",
+        "handle",
+        "is_expired",
+        "missing_since",
+        "name",
+        "saved",
+        "segments",
+    )
+
+    def __init__(self, name: str, record: RegistrationRecord) -> None:
+        self.name = name
+        self.handle: ConsumerHandle | None = None
+        self.consumer_id = -1
+        self.segments = record.segments
+        """Assigned now."""
+        self.saved = record.segments
+        """Assigned, as the record says."""
+        self.absent_since_ms = record.absent_since_ms
+        self.disconnected_ms: int | None = None
+        self.grace: Timer | None = None
+        self.evicted_at_ms = 0
+        """When the grace period ends, while it lasts."""
+        self.is_expired = False
+        self.attached: set[int] = set()
+        """Assigned segments that it was seen attached to since they were assigned."""
+        self.missing_since: float | None = None
+        """Since when it is attached nowhere although it is connected (monotonic)."""
+
+    @property
+    def is_connected(self) -> bool:
+        return self.handle is not None
+
+    def attach(self, handle: ConsumerHandle, consumer_id: int) -> ConsumerHandle | None:
+        """The consumer is here, on this connection. Returns the live one it takes the place of, if another."""
+        displaced = self.handle if self.handle is not handle else None
+        self.stop_grace()
+        self.handle = handle
+        self.consumer_id = consumer_id
+        self.disconnected_ms = None
+        self.missing_since = None
+        return displaced
+
+    def detach(self, now_ms: int) -> None:
+        """The connection was lost."""
+        self.handle = None
+        self.disconnected_ms = now_ms
+
+    def give(self, segments: tuple[int, ...]) -> None:
+        """Change the assignment in memory."""
+        self.segments = segments
+        self.attached.intersection_update(segments)
+        self.missing_since = None
+
+    def stop_grace(self) -> None:
+        self.is_expired = False
+        if self.grace is not None:
+            self.grace.cancel()
+            self.grace = None
+
+
+def grace_left(absent_since_ms: int | None, now_ms: int, grace_seconds: float) -> float:
+    """Seconds that a consumer without a connection keeps its segments: the full period, but never beyond three of them since a
+    leader first found it absent."""
+    if absent_since_ms is None:
+        return grace_seconds
+    end = min(absent_since_ms, now_ms) / 1000 + ABSENT_GRACES * grace_seconds
+    return max(0.0, min(grace_seconds, end - now_ms / 1000))
+
+
+def absent_since(now_ms: int) -> Change:
+    """A new leader finds the consumer without a connection; only the first one's time counts."""
+    return lambda old: msgspec.structs.replace(
+        old, absent_since_ms=now_ms if old.absent_since_ms is None else min(old.absent_since_ms, now_ms)
+    )
+
+
+def present(old: RegistrationRecord) -> RegistrationRecord:
+    """The consumer was seen."""
+    return msgspec.structs.replace(old, absent_since_ms=None)
+
+
+def given(epoch: int, segments: tuple[int, ...]) -> Change:
+    """The consumer has another assignment."""
+    return lambda old: msgspec.structs.replace(old, epoch=epoch, segments=segments)
+
+
+class Registrations:
+    """The records below one subscription, as its leader writes them."""
+
+    def __init__(
+        self, store: MetadataStore, leadership: Leadership, topic: TopicName, subscription: str, root: str = TOPICS
+    ) -> None:
+        self._store = store
+        self._leadership = leadership
+        self._collection = consumers_path(topic, subscription, root)
+        self._key: Callable[[str], str] = lambda consumer: consumer_path(topic, subscription, consumer, root)
+
+    async def load(self) -> dict[str, RegistrationRecord]:
+        """All of them by consumer name, read fresh."""
+        found = {}
+        async for record in self._store.scan(Span(self._collection), fresh=True):
+            found[decode(record.name)] = decode_record(RegistrationRecord, record.key, record.value)
+        return found
+
+    async def save(self, consumer: str, modify: Change) -> RegistrationRecord:
+        """Change a record under our epoch, making it if there is none. Raises StaleLeader, StoreUnavailable, OutcomeUnknown."""
+        guarded = GuardedRecord(self._store, self._leadership, self._key(consumer), RegistrationRecord)
+        for _attempt in range(ATTEMPTS):
+            try:
+                return await guarded.change(modify)
+            except NotFound:
+                self.check_leading()
+            fresh = msgspec.structs.replace(modify(RegistrationRecord()), leader_epoch=self._leadership.epoch)
+            try:
+                await self._store.put(self._key(consumer), msgspec.json.encode(fresh), expected=ABSENT)
+            except (VersionConflict, OutcomeUnknown):
+                continue  # it is there now, ours or not
+            return fresh
+        raise OutcomeUnknown(f"The registration of {consumer} came and went {ATTEMPTS} times; try again.")
+
+    async def save_all(self, changes: Mapping[str, Change]) -> dict[str, RegistrationRecord]:
+        """Change several at once; raises the worst error after all were tried."""
+        turns = asyncio.Semaphore(WRITES)
+        saved: dict[str, RegistrationRecord] = {}
+        errors: list[StoreError] = []
+
+        async def save(name: str, change: Change) -> None:
+            async with turns:
+                try:
+                    saved[name] = await self.save(name, change)
+                except StoreError as error:
+                    errors.append(error)
+
+        async with asyncio.TaskGroup() as group:
+            for name, change in changes.items():
+                group.create_task(save(name, change))
+        for error in sorted(errors, key=lambda each: not isinstance(each, StaleLeader)):
+            raise error
+        return saved
+
+    async def remove(self, consumer: str) -> None:
+        """Delete a record; a missing one is fine. Raises as `save` does."""
+        for _attempt in range(ATTEMPTS):
+            record = await self._store.get(self._key(consumer), fresh=True)
+            if record is None:
+                return
+            self._check_epoch(record)
+            self.check_leading()
+            try:
+                await self._store.delete(record.key, expected=record.version)
+            except (VersionConflict, OutcomeUnknown):
+                continue
+            return
+        raise OutcomeUnknown(f"Whether the registration of {consumer} was removed is unknown; try again.")
+
+    async def remove_all(self) -> None:
+        for consumer in await self.load():
+            await self.remove(consumer)
+
+    def check_leading(self) -> None:
+        """Raise StaleLeader unless we may act now."""
+        if not self._leadership.holds():
+            raise StaleLeader(f"The leader of {self._leadership.key} may have a successor, so nothing was changed.")
+
+    def _check_epoch(self, record: Record) -> None:
+        stored = decode_record(RegistrationRecord, record.key, record.value).leader_epoch
+        if stored > self._leadership.epoch:
+            self._leadership.step_down()
+            raise StaleLeader(f"{record.key} was claimed by a leader of epoch {stored}, above our {self._leadership.epoch}.")

@@ -1,0 +1,356 @@
+"""`Term`: one time in office of a topic's leader, from the claim of the record to the loss of the leadership.
+
+Owns the order in which a new leader takes over (claim, finish what is pending, repair, restore coordinators, serve), the turns
+of operations, the retry of an interrupted operation until it is done, and the coordinators. Everything of a term ends with it:
+nothing is done for a leadership that may be over (INV4, L-01, L-02). Which term there is, is the controller's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from braid.errors import BraidError, Conflict, InvariantBroken, LedElsewhere, NotReady, TopicNotFound
+from braid.metadata.claims import StaleLeader
+from braid.model.layout import SegmentLayout
+from braid.runtime.plans import step
+from braid.runtime.tasks import Tasks
+from braid.scalable import plans_layout, plans_prune, plans_topic
+from braid.scalable.coordinator import SubscriptionCoordinator
+from braid.scalable.plans import TopicGone, TopicWork, describe
+from braid.scalable.records import Initial, SubscriptionKind, SubscriptionMetadata
+from braid.scalable.subscription_plans import SubscriptionPlans
+from braid.scalable.turns import OperationTurns
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+FIRST_RETRY_SECONDS: Final = 0.1
+
+
+class Term:
+    """What a leader does with one topic."""
+
+    def __init__(self, work: TopicWork, retention_minutes: Callable[[], Awaitable[int]], on_gone: Callable[[], None]) -> None:
+        """`on_gone` is called once if the topic turns out to be deleted, by us or by somebody else."""
+        self.work = work
+        self.coordinators: dict[str, SubscriptionCoordinator] = {}
+        self.is_ready = False
+        self.is_over = False
+        self._retention = retention_minutes
+        self._on_gone = on_gone
+        self._clock = work.runtime.clock
+        self._turns = OperationTurns(self._clock, str(work.topic))
+        self._turns.holder = "take-over by a new leader"
+        self._waiting: list[asyncio.Future[None]] = []  # for is_ready or is_over
+        self._is_settling = False  # an interrupted operation has the turn until it is finished
+        self._tasks = Tasks(f"leader of {work.topic}")
+        self._plans = SubscriptionPlans(
+            work.runtime,
+            work.store,
+            work.config,
+            work.segments,
+            work.leadership,
+            work.topic,
+            layout=lambda: work.layout,
+            coordinator=self.coordinators.get,
+        )
+
+    def start(self) -> None:
+        """Take over in the background."""
+        self._tasks.spawn(self._run(), "term")
+
+    def stop(self) -> None:
+        """The leadership is over, or the topic: do nothing more. Idempotent."""
+        self.is_over = True
+        self.is_ready = False
+        self._tell()
+        self._tasks.cancel()
+
+    async def close(self) -> None:
+        """Stop, and tell the consumers that they must look for another leader. Writes nothing."""
+        self.stop()
+        await self._tasks.close()
+        for coordinator in list(self.coordinators.values()):
+            await coordinator.close()
+        self.coordinators.clear()
+
+    def kill(self) -> None:
+        """As a crash."""
+        self.stop()
+        for coordinator in self.coordinators.values():
+            coordinator.kill()
+
+    async def wait_ready(self) -> None:
+        """Until this leader serves. Raises LedElsewhere if its term ends first, Conflict if the topic is being deleted,
+        NotReady if it takes too long."""
+        await self._wait(lambda: self.is_ready or self.is_over or self._is_deleting())
+        if self.is_over:
+            raise self._not_leading()
+        if self._is_deleting():
+            raise Conflict(f"{self.work.topic} is being deleted.")
+        if not self.is_ready:
+            raise NotReady(f"The leader of {self.work.topic} is not ready yet ({self._turns.holder}); try again.")
+
+    async def _wait(self, happened: Callable[[], bool]) -> None:
+        """Until it has happened, or an operation's patience is over."""
+        deadline = self._clock.monotonic() + self.work.config.operation_wait_seconds
+        while not happened() and (left := deadline - self._clock.monotonic()) > 0:
+            woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(woken)
+            timer = self._clock.call_later(left, _wake, woken)
+            try:
+                await woken
+            finally:
+                timer.cancel()
+                self._waiting.remove(woken)
+
+    def _is_deleting(self) -> bool:
+        return self.work.is_claimed and self.work.metadata.is_deleting
+
+    def _tell(self) -> None:
+        for each in self._waiting:
+            _wake(each)
+
+    # Operations.
+
+    async def operate(self, what: str, body: Callable[[], Awaitable[T]]) -> T:
+        """Run an operation when its turn comes; it is finished even if the caller goes away. Raises Conflict if another one
+        takes too long, LedElsewhere if the leadership is over, and what the operation raises; if that left it unfinished, it
+        goes on in the background until it is done."""
+        if self.is_over:
+            raise self._not_leading()
+        outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        task = self._tasks.spawn(self._perform(what, body, outcome), what)
+        task.add_done_callback(lambda _task: _fail(outcome, self._not_leading()))  # cancelled, maybe before it began
+        return await outcome
+
+    async def _perform(self, what: str, body: Callable[[], Awaitable[T]], outcome: asyncio.Future[T]) -> None:
+        try:
+            await self._turns.take(what, self.work.config.operation_wait_seconds)
+        except Conflict as error:
+            _fail(outcome, error)
+            return
+        try:
+            result = await body()
+            if not outcome.done():
+                outcome.set_result(result)
+        except StaleLeader:
+            self.work.leadership.step_down()
+            return
+        except InvariantBroken:
+            raise
+        except Exception as error:  # the caller is told; what it left behind is finished before another operation may begin
+            if not isinstance(error, BraidError):
+                log.exception("the %s of %s failed in an unexpected way", what, self.work.topic)
+            _fail(outcome, error)
+            self._is_settling = True
+            await self._until_done(self._settle, f"the {what}")
+            self._is_settling = False
+        if not self.is_over:
+            self._turns.give_back()
+
+    async def split(self, segment_id: int) -> None:
+        await self.operate(f"split of segment {segment_id}", lambda: plans_layout.split(self.work, segment_id, self._notify))
+
+    async def merge(self, first_id: int, second_id: int) -> None:
+        await self.operate(
+            f"merge of segments {first_id} and {second_id}",
+            lambda: plans_layout.merge(self.work, first_id, second_id, self._notify),
+        )
+
+    async def prune(self) -> list[int]:
+        async def body() -> list[int]:
+            return await plans_prune.prune(self.work, await self._retention(), self._notify)
+
+        return await self.operate("prune", body)
+
+    async def delete(self, *, force: bool = False) -> None:
+        """Returns when the topic is gone. `force` puts the deletion in the place of an operation that cannot be finished.
+        Raises Conflict if another operation is not finished in time, NotReady if the deletion is not."""
+
+        async def body() -> None:
+            await plans_topic.delete(self.work)
+            await self._roll_delete()
+
+        if force and self._is_settling and not self._is_deleting():
+            await plans_topic.delete(self.work, force=True)  # whoever tries to finish the other one finds this instead
+        if self._is_deleting():
+            await self._wait(lambda: self.is_over)
+            if not self.is_over:
+                raise NotReady(f"{self.work.topic} is being deleted; that takes longer than usual and goes on by itself.")
+            return
+        await self.operate("deletion", body)
+
+    async def create_subscription(self, name: str, kind: SubscriptionKind, initial: Initial) -> None:
+        async def body() -> None:
+            await self._coordinate(name, await self._plans.create(name, kind, initial))
+
+        await self.operate(f"creation of subscription {name}", body)
+
+    async def delete_subscription(self, name: str) -> None:
+        async def body() -> None:
+            await self._plans.delete(name)
+            coordinator = self.coordinators.pop(name, None)
+            if coordinator is not None:
+                await coordinator.close()
+
+        await self.operate(f"deletion of subscription {name}", body)
+
+    async def seek(self, name: str, timestamp_ms: int) -> None:
+        await self.operate(f"seek of subscription {name}", lambda: self._plans.seek(name, timestamp_ms))
+
+    async def clear_backlog(self, name: str) -> None:
+        await self.operate(f"clear-backlog of subscription {name}", lambda: self._plans.clear_backlog(name))
+
+    async def coordinator(self, name: str, kind: SubscriptionKind, initial: Initial) -> SubscriptionCoordinator:
+        """Of a subscription, which is made if there is none. Raises Conflict if it is of another kind."""
+        found = self.coordinators.get(name)
+        if found is None or found.is_closed:
+            await self.create_subscription(name, kind, initial)
+            found = self.coordinators.get(name)
+        if found is None or found.record.type != kind:
+            other = "QUEUE" if found is None else found.record.type
+            raise Conflict(
+                f"Subscription {name} of {self.work.topic} is one of {other} consumers; a {kind} consumer needs one of its own."
+            )
+        return found
+
+    # Taking over.
+
+    async def _run(self) -> None:
+        """Take over, then look after the topic for as long as the term lasts."""
+        config = self.work.config
+        await self._until_done(self.work.claim, "the claim")
+        if not self.work.metadata.is_deleting:
+            is_settled = await self._attempt(self._settle, "what the last leader left")
+            await self._until_done(self._coordinate_all, "restoring subscriptions")
+            if self.is_over:
+                return
+            self.is_ready = True
+            self._tell()
+        else:
+            is_settled = False
+            self._tell()
+        if not is_settled:
+            self._is_settling = True
+            await self._until_done(self._settle, "what the last leader left")
+            self._is_settling = False
+        if self.is_over:
+            return
+        self._turns.give_back()
+        self._tasks.spawn(self._every(config.prune_seconds, self.prune, "prune"), "prune")
+        await self._until_done(lambda: self.operate("repair", lambda: plans_topic.heal(self.work)), "the repair")
+
+    async def _settle(self) -> None:
+        """Finish every operation that the records show as unfinished."""
+        await self.work.refresh()
+        pending = self.work.pending
+        if pending is not None:
+            log.info("finishing the %s of %s", describe(pending), self.work.topic)
+        match pending and pending.kind:
+            case "create":
+                await plans_topic.roll_create(self.work)
+            case "delete":
+                await self._roll_delete()
+                return
+            case "split" | "merge":
+                await plans_layout.roll_forward(self.work, self._notify)
+            case "prune":
+                await plans_prune.roll_forward(self.work, self._notify)
+        if self.work.pending is not None:
+            raise NotReady(f"The {describe(self.work.pending)} came in between.")
+        await self._plans.roll_forward()
+        if self.is_ready:
+            await self._coordinate_all()
+
+    async def _roll_delete(self) -> None:
+        async with step("delete:close-coordinators"):
+            self.is_ready = False
+            self._tell()
+            error = TopicNotFound(f"{self.work.topic} is being deleted.")
+            for coordinator in list(self.coordinators.values()):
+                await coordinator.close(error)
+            self.coordinators.clear()
+        await plans_topic.roll_delete(self.work)
+        self._gone()
+
+    async def _coordinate_all(self) -> None:
+        records = await self.work.subscriptions()
+        for name, record in records.items():
+            await self._coordinate(name, record)
+        for name in [each for each in self.coordinators if each not in records]:
+            await self.coordinators.pop(name).close()
+
+    async def _coordinate(self, name: str, record: SubscriptionMetadata) -> None:
+        """Make the coordinator of a subscription if it needs one."""
+        known = self.coordinators.get(name)
+        if record.type == "QUEUE" or (known is not None and not known.is_closed):
+            return
+        work = self.work
+        coordinator = SubscriptionCoordinator(
+            work.runtime, work.store, work.config, work.segments, work.leadership, work.topic, name, record, work.layout
+        )
+        await coordinator.restore()
+        if self.is_over:
+            await coordinator.close()
+            return
+        self.coordinators[name] = coordinator
+        coordinator.on_layout_change(self.work.layout)
+
+    def _notify(self, layout: SegmentLayout) -> None:
+        for coordinator in self.coordinators.values():
+            coordinator.on_layout_change(layout)
+
+    # Looking after it.
+
+    async def _every(self, seconds: float, action: Callable[[], Awaitable[object]], what: str) -> None:
+        while not self.is_over:
+            await self._clock.sleep(seconds)
+            await self._attempt(action, what)
+
+    async def _until_done(self, action: Callable[[], Awaitable[object]], what: str) -> None:
+        """Try until it works or the term is over."""
+        pause = FIRST_RETRY_SECONDS
+        while not self.is_over and not await self._attempt(action, what):
+            await self._clock.sleep(pause * (1 + self.work.runtime.random.random() / 4))
+            pause = min(pause * 2, self.work.config.reconcile_seconds)
+
+    async def _attempt(self, action: Callable[[], Awaitable[object]], what: str) -> bool:
+        try:
+            await action()
+        except TopicGone:
+            self._gone()
+        except StaleLeader as error:
+            log.info("this broker no longer leads %s: %s", self.work.topic, error)
+            self.work.leadership.step_down()
+            self.stop()
+        except BraidError as error:
+            log.info("%s of %s could not be finished yet: %s", what, self.work.topic, error)
+            return False
+        except InvariantBroken:
+            raise
+        except Exception:  # or one odd record would leave the topic without a leader; the next attempt reads everything anew
+            log.exception("%s of %s failed in an unexpected way and is tried again", what, self.work.topic)
+            return False
+        return True
+
+    def _gone(self) -> None:
+        if not self.is_over:
+            self.stop()
+            self._on_gone()
+
+    def _not_leading(self) -> LedElsewhere:
+        return LedElsewhere(f"This broker does not lead {self.work.topic} any more; ask again for its leader.")
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def _fail(outcome: asyncio.Future[T], error: Exception) -> None:
+    if not outcome.done():
+        outcome.set_exception(error)

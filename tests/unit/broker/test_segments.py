@@ -1,0 +1,617 @@
+"""Segments at their owner: what a leader may do to them, what clients may, and what a seal means to producers and consumers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from braid.broker.subscription import END_RETRY_SECONDS
+from braid.broker.topic_records import INCARNATION
+from braid.errors import (
+    AlreadyExists,
+    Conflict,
+    NotAllowed,
+    NotReady,
+    StorageUnavailable,
+    StoreUnavailable,
+    SubscriptionNotFound,
+    TopicNotFound,
+    TopicTerminated,
+)
+from braid.managedledger.config import ManagedLedgerConfig
+from braid.managedledger.records import log_key
+from braid.metadata.api import Span
+from braid.metadata.claims import StaleLeader
+from braid.model.layout import SegmentLayout
+from braid.model.names import NamespaceName, TopicName
+from braid.model.segments import physical_name
+from braid.scalable.config import ScalableConfig
+from braid.scalable.records import (
+    PendingOperation,
+    ScalableTopicMetadata,
+    SubscriptionMetadata,
+    subscription_path,
+    to_record,
+    topic_path,
+)
+from braid.testing.raw_client import JAVA, RawClient, hello, position_of
+from braid.wire import requests
+from braid.wire.types import CommandType, InitialPosition, ServerError, SubType
+
+TOPIC = TopicName.parse("topic://public/default/orders")
+EPOCH = 7
+LIFE = "incarnation-1"
+BRAID = {"metadata": [{"key": "__braid.dedup", "value": "true"}]}
+
+
+def record_of(layout: SegmentLayout, **fields: Any) -> ScalableTopicMetadata:
+    empty = ScalableTopicMetadata(epoch=0, next_segment_id=0, segments={}, incarnation=LIFE, leader_epoch=EPOCH)
+    return msgspec.structs.replace(empty.with_layout(layout), **fields)
+
+
+async def put(world: Any, record: ScalableTopicMetadata | None, topic: TopicName = TOPIC) -> None:
+    """Write the topic's record as its controller would."""
+    await with_handle(world, topic_path(topic), record)
+
+
+async def with_handle(world: Any, key: str, record: Any) -> None:
+    handle = world.brokers[0].service.metadata
+    if record is None:
+        await handle.delete(key)
+    else:
+        await handle.put(key, msgspec.json.encode(record))
+
+
+def names(layout: SegmentLayout) -> dict[int, TopicName]:
+    return {number: physical_name(TOPIC, each) for number, each in layout.all_segments.items()}
+
+
+def made(broker: Any) -> Any:
+    return broker.service.local_segments
+
+
+async def create(broker: Any, segment: TopicName, *, epoch: int = EPOCH, life: str = LIFE, **options: Any) -> None:
+    await made(broker).create(
+        segment,
+        subscriptions=options.get("subscriptions", {}),
+        producers=options.get("producers", {}),
+        epoch=epoch,
+        incarnation=life,
+    )
+
+
+async def lookup(client: RawClient, topic: TopicName | str) -> Any:
+    request_id = client.next_request()
+    client.send(requests.lookup(request_id, str(topic)))
+    return await client.answer(request_id)
+
+
+@pytest.fixture
+async def layout(world: Any, broker: Any) -> SegmentLayout:
+    """One topic of two segments, whose record says so; its segments are not made yet."""
+    made = SegmentLayout.initial(2, 1)
+    await put(world, record_of(made))
+    return made
+
+
+# What clients may do.
+
+
+@pytest.mark.req("R468-86")
+async def test_topics_and_segments_are_looked_up_and_have_no_partitions(broker: Any, client: RawClient, layout: Any) -> None:
+    for name in (TOPIC, names(layout)[0]):
+        assert (await lookup(client, name)).brokerServiceUrl == broker.url
+        request_id = client.next_request()
+        client.send(requests.partitioned_metadata(request_id, str(name), True))
+        assert (await client.answer(request_id)).partitions == 0
+    with pytest.raises(NotAllowed, match="scalable topic"):
+        await client.producer(str(TOPIC))
+    with pytest.raises(NotAllowed, match="scalable topic"):
+        await client.subscribe(str(TOPIC))
+
+
+async def test_an_active_segment_is_made_by_its_first_client_and_no_other(world: Any, client: RawClient, layout: Any) -> None:
+    await client.producer(str(names(layout)[0]), 1)
+    assert (await client.store(b"x", 0, 1)).entry_id == 0
+    split = layout.split(1, 5)
+    sealed, child = names(split)[1], names(split)[2]
+    for refused in (
+        "segment://public/default/orders/0000-ffff-0",  # the id of another range
+        "segment://public/default/orders/0000-7fff-9",
+        "segment://public/default/unknown/0000-7fff-0",
+        str(child),
+    ):
+        with pytest.raises(TopicNotFound):
+            await client.producer(refused, 2)
+    # A child of a pending split exists only once the leader has made it, and a sealed segment is not made again.
+    pending = PendingOperation(kind="split", operation_id="a", children=tuple(map(to_record, split.all_segments.values()))[2:])
+    await put(world, record_of(layout, pending_operation=pending))
+    with pytest.raises(TopicNotFound):
+        await client.producer(str(child), 3)
+    await put(world, record_of(split))
+    with pytest.raises(TopicNotFound):
+        await client.subscribe(str(sealed), durable=False)
+    await client.producer(str(child), 4)
+
+
+async def test_a_topic_being_deleted_makes_no_segments(world: Any, client: RawClient, layout: Any) -> None:
+    await put(world, record_of(layout, pending_operation=PendingOperation(kind="delete", operation_id="d")))
+    with pytest.raises(TopicNotFound):
+        await client.producer(str(names(layout)[0]))
+
+
+@pytest.mark.req("R468-86")
+async def test_switched_off_nothing_scalable_is_served_or_advertised(world: Any) -> None:
+    broker = await world.broker(scalable=ScalableConfig(enabled=False))
+    client = await broker.client(handshake=False)
+    client.send(hello())
+    assert not (await client.expect(CommandType.CONNECTED)).feature_flags.supports_scalable_topics
+    await put(world, record_of(SegmentLayout.initial(1, 1)))
+    segment = "segment://public/default/orders/0000-ffff-0"
+    assert (await lookup(client, TOPIC)).error == ServerError.NOT_ALLOWED_ERROR
+    assert (await lookup(client, segment)).error == ServerError.NOT_ALLOWED_ERROR
+    for attempt in (client.producer(segment), client.subscribe(segment)):
+        with pytest.raises(NotAllowed, match="switched off"):
+            await attempt
+    # Regular topics are as they were, and a name stays taken (R468-88).
+    await client.producer("persistent://public/default/plain", 2)
+    with pytest.raises(NotAllowed):
+        await client.producer("persistent://public/default/orders", 3)
+
+
+@pytest.mark.req("R468-87")
+async def test_a_scalable_topic_and_a_regular_one_never_share_a_name(world: Any, broker: Any, client: RawClient) -> None:
+    service = broker.service
+    await put(world, record_of(SegmentLayout.initial(1, 1)))
+    regular = TopicName.parse("persistent://public/default/orders")
+    for name in (regular, regular.partition(3)):
+        with pytest.raises(NotAllowed, match="scalable"):
+            await client.producer(str(name))
+    request_id = client.next_request()
+    client.send(requests.partitioned_metadata(request_id, str(regular), True))
+    assert (await client.answer(request_id)).error == ServerError.NOT_ALLOWED_ERROR
+    with pytest.raises(AlreadyExists):
+        await service.create_topic(regular)
+    with pytest.raises(AlreadyExists):
+        await service.create_partitioned(regular, 2)
+    assert await service.list_topics(regular.namespace) == []
+    assert await service.namespaces.partitioned_topics(regular.namespace) == []
+    # The other way round.
+    for local in ("plain", "parts"):
+        assert await service.regular_partitions(TopicName.parse(f"topic://public/default/{local}")) is None
+    await service.create_topic(TopicName.parse("plain"))
+    await service.create_partitioned(TopicName.parse("parts"), 3)
+    assert await service.regular_partitions(TopicName.parse("topic://public/default/plain")) == 0
+    assert await service.regular_partitions(TopicName.parse("topic://public/default/parts")) == 3
+
+
+async def test_a_namespace_with_a_scalable_topic_is_not_deleted(world: Any, broker: Any) -> None:
+    namespace = NamespaceName.parse("public/other")
+    await broker.service.namespaces.create_namespace(namespace, {})
+    topic = TopicName.parse("topic://public/other/a/b")
+    await put(world, record_of(SegmentLayout.initial(1, 1)), topic)
+    with pytest.raises(Conflict, match="still has topics"):
+        await broker.service.delete_namespace(namespace)
+    await put(world, None, topic)
+    await broker.service.delete_namespace(namespace)
+
+
+# What a leader may do.
+
+
+@pytest.mark.req("R468-57", "R468-60")
+async def test_creation_makes_topic_and_cursors_and_can_be_repeated(broker: Any, layout: Any, client: RawClient) -> None:
+    segment = names(layout)[1]
+    assert str(segment) == "segment://public/default/orders/8000-ffff-1"
+    for _ in range(2):
+        await create(broker, segment, subscriptions={"a": "earliest", "b c": "latest"})
+    assert await made(broker).subscriptions(segment) == ["a", "b c"]
+    await client.producer(str(segment))
+    position = await client.store(b"x", 0)
+    await create(broker, segment, subscriptions={"late": "earliest", "later": "latest"})
+    backlogs = {name: (await made(broker).backlog(segment, name)).messages for name in ("a", "b c", "late", "later")}
+    assert backlogs == {"a": 1, "b c": 1, "late": 1, "later": 0}
+    assert position.entry_id == 0
+    assert broker.topic(str(segment)).log.properties[INCARNATION] == LIFE
+
+
+async def test_stale_leaders_and_others_are_refused_and_change_nothing(world: Any, broker: Any, layout: Any) -> None:
+    segment, ops = names(layout)[0], made(broker)
+    await create(broker, segment)
+    for epoch, life in ((EPOCH - 1, LIFE), (EPOCH, "another"), (EPOCH + 5, "another")):
+        with pytest.raises(StaleLeader):
+            await create(broker, names(layout)[1], epoch=epoch, life=life)
+        with pytest.raises(StaleLeader):
+            await ops.terminate(segment, epoch=epoch, incarnation=life)
+        with pytest.raises(StaleLeader):
+            await ops.delete(segment, epoch=epoch, incarnation=life)
+    unknown = TopicName.parse("segment://public/default/orders/0000-00ff-77")
+    with pytest.raises(TopicNotFound):
+        await create(broker, unknown)
+    await put(world, None)
+    for refused in (
+        create(broker, segment),
+        ops.terminate(segment, epoch=EPOCH, incarnation=LIFE),
+        ops.delete(segment, epoch=EPOCH, incarnation=LIFE),
+    ):
+        with pytest.raises(TopicNotFound):
+            await refused
+    assert await broker.service.logs.exists(segment.managed_ledger_name)
+    assert not broker.topic(str(segment)).log.is_terminated
+    assert not await broker.service.logs.exists(names(layout)[1].managed_ledger_name)
+
+
+async def test_a_pending_child_is_made_by_the_leader(world: Any, broker: Any, layout: Any) -> None:
+    split = layout.split(0, 5)
+    children = tuple(to_record(split.all_segments[number]) for number in (2, 3))
+    await put(world, record_of(layout, pending_operation=PendingOperation(kind="split", operation_id="a", children=children)))
+    await create(broker, names(split)[2], subscriptions={"s": "earliest"})
+    assert await made(broker).subscriptions(names(split)[2]) == ["s"]
+
+
+@pytest.mark.req("R468-59")
+async def test_deletion_removes_topic_and_data_with_its_clients(
+    broker: Any, layout: Any, client: RawClient, world: Any
+) -> None:
+    segment = names(layout)[0]
+    await client.producer(str(segment))
+    await client.subscribe(str(segment), durable=False)
+    await client.store(b"x", 0)
+    await made(broker).delete(segment, epoch=EPOCH, incarnation=LIFE)
+    await client.expect(CommandType.CLOSE_PRODUCER)
+    await client.expect(CommandType.CLOSE_CONSUMER)
+    assert not await broker.service.logs.exists(segment.managed_ledger_name)
+    assert world.ledgers._ledgers == {}
+    await made(broker).delete(segment, epoch=EPOCH, incarnation=LIFE)
+    with pytest.raises(TopicNotFound):
+        await made(broker).backlog(segment, "sub")
+
+
+async def test_a_deletion_that_was_interrupted_is_finished_by_the_next(world: Any, broker: Any, layout: Any) -> None:
+    """Found by simulation: a record that was marked as deleted passed for a log that is gone."""
+    segment, store = names(layout)[0], broker.service.metadata
+    client = await broker.client()
+    await create(broker, segment, subscriptions={"s": "earliest"})
+    await client.producer(str(segment))
+    await client.store(b"x", 0)
+    delete = store.delete
+
+    async def refused(key: str, **options: Any) -> None:
+        raise StoreUnavailable("The store does not answer.")
+
+    store.delete = refused
+    with pytest.raises(StoreUnavailable):
+        await made(broker).delete(segment, epoch=EPOCH, incarnation=LIFE)
+    store.delete = delete
+    assert not await broker.service.logs.exists(segment.managed_ledger_name)
+    await made(broker).delete(segment, epoch=EPOCH, incarnation=LIFE)
+    key = log_key(segment.managed_ledger_name)
+    assert await store.get(key, fresh=True) is None
+    assert [record.key async for record in store.scan(Span(key), fresh=True)] == []
+    assert world.ledgers._ledgers == {}
+
+
+async def test_what_an_earlier_topic_left_behind_is_refused_and_made_anew(world: Any, broker: Any, layout: Any) -> None:
+    """INV5: delete and re-create never shows old data."""
+    segment, client = names(layout)[0], await broker.client()
+    await client.producer(str(segment))
+    await client.store(b"old", 0)
+    await put(world, record_of(layout, incarnation="incarnation-2"))
+    await broker.service.unload(broker.topic(str(segment)))
+    with pytest.raises(NotReady, match="earlier topic"):
+        await client.producer(str(segment), 2)
+    await create(broker, segment, life="incarnation-2", subscriptions={"s": "earliest"})
+    assert (await made(broker).backlog(segment, "s")).messages == 0
+    await client.producer(str(segment), 3)
+
+
+# Seal.
+
+
+@pytest.mark.req("R468-47", "R468-58")
+async def test_a_seal_answers_what_is_stored_closes_producers_and_refuses_the_rest(
+    broker: Any, layout: Any, client: RawClient, until: Any
+) -> None:
+    segment = names(layout)[0]
+    await client.producer(str(segment), name="p")
+    producer = broker.topic(str(segment)).producers["p"]
+    for number in range(3):
+        client.publish(b"x", number)
+    await until(lambda: producer.pushed == 3)
+    sealed = await made(broker).terminate(segment, epoch=EPOCH, incarnation=LIFE)
+    receipts = [position_of((await client.receipt()).message_id) for _ in range(3)]
+    await client.expect(CommandType.CLOSE_PRODUCER)
+    assert sealed.position == receipts[-1]
+    assert sealed.producers == {}
+    client.publish(b"late", 3)
+    refused = await client.expect(CommandType.SEND_ERROR)
+    assert (refused.producer_id, refused.sequence_id, refused.error) == (1, 3, ServerError.TOPIC_TERMINATED_ERROR)
+    with pytest.raises(TopicTerminated):
+        await client.producer(str(segment), 2)
+    assert await made(broker).terminate(segment, epoch=EPOCH, incarnation=LIFE) == sealed
+
+
+async def test_sends_that_arrive_while_the_seal_is_written_are_refused_after_the_receipts_before_them(
+    world: Any, broker: Any, layout: Any, client: RawClient, until: Any
+) -> None:
+    segment = names(layout)[0]
+    await client.producer(str(segment))
+    await client.store(b"first", 0)
+    topic = broker.topic(str(segment))
+    world.ledgers.hold()
+    client.publish(b"on its way", 1)
+    await until(lambda: topic.producers[next(iter(topic.producers))].pushed == 2)
+    sealing = asyncio.ensure_future(made(broker).terminate(segment, epoch=EPOCH, incarnation=LIFE))
+    await until(lambda: topic.log._is_terminating)
+    client.publish(b"too late", 2)
+    client.publish(b"too late as well", 3)
+    await until(lambda: len(topic.producers[next(iter(topic.producers))].deferred) == 2)
+    assert client.inbox == []
+    world.ledgers.release()
+    sealed = await sealing
+    await client.settle()
+    assert client.kinds() == [CommandType.SEND_RECEIPT] + [CommandType.SEND_ERROR] * 2 + [CommandType.CLOSE_PRODUCER]
+    assert [each.body.sequence_id for each in client.inbox[:3]] == [1, 2, 3]  # type: ignore[union-attr]
+    assert sealed.position.entry_id == 1
+
+
+async def test_consumers_of_a_sealed_segment_read_it_to_its_end(broker: Any, layout: Any) -> None:
+    segment, client = names(layout)[0], await broker.client(client_version=JAVA)
+    await create(broker, segment, subscriptions={"s": "earliest"})
+    await client.producer(str(segment))
+    position = await client.store(b"x", 0)
+    await client.subscribe(str(segment), "s", permits=10, consumer_name="one-seg-0")
+    await client.messages(1)
+    ops = made(broker)
+    await ops.terminate(segment, epoch=EPOCH, incarnation=LIFE)
+    before = await ops.backlog(segment, "s")
+    assert (before.messages, before.is_terminated, before.is_drained, before.consumers) == (1, True, False, ("one-seg-0",))
+    await client.acked(position)
+    await client.expect(CommandType.REACHED_END_OF_TOPIC)
+    assert (await ops.backlog(segment, "s")).is_drained
+    await client.close_consumer()
+    assert ((await ops.backlog(segment, "s")).consumers, (await ops.backlog(segment, "s")).closed) == ((), ("one-seg-0",))
+    await client.subscribe(str(segment), "s", consumer_name="one-seg-0")
+    assert (await ops.backlog(segment, "s")).closed == ()
+
+
+async def test_a_drained_answer_survives_a_crash_of_the_owner(world: Any, broker: Any, layout: Any) -> None:
+    """INV8: acknowledged in memory only would be undrained again after a crash, when others read the children already."""
+    segment, client = names(layout)[0], await broker.client()
+    await create(broker, segment, subscriptions={"s": "earliest"})
+    await client.producer(str(segment))
+    position = await client.store(b"x", 0)
+    await client.subscribe(str(segment), "s", permits=10)
+    await client.messages(1)
+    await made(broker).terminate(segment, epoch=EPOCH, incarnation=LIFE)
+    client.ack(position)
+    await client.settle()
+    assert (await made(broker).backlog(segment, "s")).is_drained
+    await broker.kill()
+    successor = await world.broker(believes=True)
+    assert (await made(successor).backlog(segment, "s")).is_drained
+
+
+async def test_the_end_is_told_when_it_survives_a_crash_of_the_owner(
+    world: Any, broker: Any, layout: Any, until: Any
+) -> None:
+    """Found by simulation: who is told the end does not come back, so an acknowledgment that is lost after it is never repeated."""
+    segment, client = names(layout)[0], await broker.client(client_version=JAVA)
+    await create(broker, segment, subscriptions={"s": "earliest"})
+    await client.producer(str(segment))
+    position = await client.store(b"x", 0)
+    await client.subscribe(str(segment), "s", permits=10)
+    await client.messages(1)
+    await made(broker).terminate(segment, epoch=EPOCH, incarnation=LIFE)
+    await client.settle()
+    client.inbox.clear()
+    world.ledgers.hold()
+    client.ack(position)
+    cursor = broker.topic(str(segment)).subscriptions["s"].cursor
+    await until(lambda: cursor.backlog() == 0)
+    await client.settle()
+    assert CommandType.REACHED_END_OF_TOPIC not in client.kinds()
+    world.ledgers.release()
+    await client.expect(CommandType.REACHED_END_OF_TOPIC)
+    await broker.kill()
+    successor = await world.broker(believes=True)
+    assert (await made(successor).backlog(segment, "s")).is_drained
+
+
+async def test_the_end_is_told_later_if_it_could_not_be_written_down(
+    world: Any, broker: Any, layout: Any, until: Any
+) -> None:
+    segment, client = names(layout)[0], await broker.client(client_version=JAVA)
+    await create(broker, segment, subscriptions={"s": "earliest"})
+    await client.producer(str(segment))
+    position = await client.store(b"x", 0)
+    await client.subscribe(str(segment), "s", permits=10)
+    await client.messages(1)
+    await made(broker).terminate(segment, epoch=EPOCH, incarnation=LIFE)
+    await client.settle()
+    client.inbox.clear()
+    cursor = broker.topic(str(segment)).subscriptions["s"].cursor
+    save = cursor._store.save
+
+    async def refused(_position: Any) -> None:
+        raise StorageUnavailable("The disk does not answer.")
+
+    cursor._store.save = refused
+    client.ack(position)
+    await until(lambda: cursor.backlog() == 0)
+    await client.settle()
+    assert CommandType.REACHED_END_OF_TOPIC not in client.kinds()
+    cursor._store.save = save
+    await world.advance(END_RETRY_SECONDS)
+    await client.expect(CommandType.REACHED_END_OF_TOPIC)
+
+
+# Deduplication handed on.
+
+
+async def test_children_know_what_the_parent_has_stored(world: Any, broker: Any, layout: Any) -> None:
+    parent, client = names(layout)[0], await broker.client()
+    reply = await client.producer(str(parent), name="lane", **BRAID)
+    assert reply.last_sequence_id == -1
+    await client.producer(str(parent), 2, name="other")
+    for number in range(5):
+        await client.store(b"x", number, producer_name="lane")
+    await client.store(b"y", 0, 2, producer_name="other")
+    assert (await client.store(b"x", 4)).entry_id == -1  # a duplicate
+    assert (await client.store(b"y", 0, 2)).entry_id > 0  # nobody asked for deduplication of this one
+    sealed = await made(broker).terminate(parent, epoch=EPOCH, incarnation=LIFE)
+    assert sealed.producers["lane"] == 4
+    split = layout.split(0, 5)
+    await put(world, record_of(split))
+    child = names(split)[2]
+    await create(broker, child)
+    await create(broker, child, producers=sealed.producers)
+    await broker.kill()
+    successor = await world.broker(believes=True)
+    again = await successor.client()
+    assert (await again.producer(str(child), name="lane", **BRAID)).last_sequence_id == 4
+    assert (await again.store(b"x", 3)).entry_id == -1
+    assert (await again.store(b"x", 4)).entry_id == -1
+    assert (await again.store(b"x", 5)).entry_id == 0
+    # Handing it over again does not lower what is known, and the child hands it on.
+    await create(successor, child, producers={"lane": 2, "third": 9})
+    assert (await made(successor).terminate(child, epoch=EPOCH, incarnation=LIFE)).producers["lane"] == 5
+    assert (await made(successor).terminate(child, epoch=EPOCH, incarnation=LIFE)).producers["third"] == 9
+
+
+async def test_deduplication_by_request_is_not_undone_by_the_namespace_policy(broker: Any, layout: Any) -> None:
+    segment, client = names(layout)[0], await broker.client()
+    await client.producer(str(segment), name="lane", **BRAID)
+    await client.store(b"x", 3)
+    await broker.policy("deduplicationEnabled", True)
+    await broker.policy("deduplicationEnabled", False)
+    assert (await client.store(b"x", 3)).entry_id == -1
+    await broker.service.unload(broker.topic(str(segment)))
+    assert (await client.producer(str(segment), 2, name="lane", **BRAID)).last_sequence_id == 3
+
+
+# Subscriptions of queue consumers (L-07).
+
+
+async def test_a_segment_younger_than_the_subscription_is_read_from_its_beginning(world: Any, broker: Any, layout: Any) -> None:
+    split = layout.split(0, 5)
+    await put(world, record_of(split))
+    await with_handle(
+        world,
+        subscription_path(TOPIC, "queue"),
+        SubscriptionMetadata(type="QUEUE", initial="latest", created_at_epoch=0),
+    )
+    client = await broker.client()
+    old, child = names(split)[1], names(split)[2]
+    for number, segment in enumerate((old, child), 1):
+        await client.producer(str(segment), number)
+        await client.store(b"before", 0, number)
+        await client.subscribe(str(segment), "queue", SubType.SHARED, number, initial=InitialPosition.LATEST)
+    assert (await made(broker).backlog(old, "queue")).messages == 0
+    assert (await made(broker).backlog(child, "queue")).messages == 1
+
+
+async def test_the_durable_subscription_of_a_segment_is_neither_reset_nor_deleted_by_a_client(
+    broker: Any, layout: Any, client: RawClient
+) -> None:
+    segment = names(layout)[0]
+    await create(broker, segment, subscriptions={"s": "earliest"})
+    await client.producer(str(segment))
+    position = await client.store(b"x", 0)
+    await client.subscribe(str(segment), "s")
+    with pytest.raises(NotAllowed, match=r"topic://public/default/orders"):
+        await client.unsubscribe()
+    with pytest.raises(NotAllowed):
+        await client.seek(position)
+    await client.subscribe(str(segment), "reader", consumer_id=2, durable=False)
+    await client.seek(position, 2)
+
+
+async def test_subscription_calls_of_the_port(broker: Any, layout: Any, client: RawClient, world: Any) -> None:
+    segment, ops = names(layout)[0], made(broker)
+    with pytest.raises(TopicNotFound):
+        await ops.subscriptions(segment)
+    with pytest.raises(TopicNotFound):
+        await ops.create_subscription(segment, "s", "earliest")
+    await ops.delete_subscription(segment, "s")
+    await create(broker, segment)
+    await ops.create_subscription(segment, "s", "earliest")
+    await ops.create_subscription(segment, "s", "latest")
+    with pytest.raises(SubscriptionNotFound):
+        await ops.backlog(segment, "t")
+    await client.producer(str(segment))
+    await client.store(b"one", 0)
+    await world.advance(10)
+    between = world.clock.now_ms() - 5000
+    await client.store(b"two", 1)
+    for when, left in ((0, 2), (between, 1), (world.clock.now_ms() + 60_000, 0), (0, 2)):
+        await ops.seek(segment, "s", when)
+        assert (await ops.backlog(segment, "s")).messages == left
+    await ops.skip_all(segment, "s")
+    assert (await ops.backlog(segment, "s")).messages == 0
+    with pytest.raises(SubscriptionNotFound):
+        await ops.seek(segment, "t", 0)
+    with pytest.raises(SubscriptionNotFound):
+        await ops.skip_all(segment, "t")
+    stats = await ops.stats(segment)
+    assert (stats.owner, stats.messages, stats.producers, stats.backlog) == (broker.ownership.broker_id, 2, 1, {"s": 0})
+    for number in range(2, 12):
+        await client.store(b"z", number)
+    await world.advance(10)
+    assert (await ops.stats(segment)).msg_rate_in == 1.0
+    await ops.delete_subscription(segment, "s")
+    await ops.delete_subscription(segment, "s")
+    assert await ops.subscriptions(segment) == []
+
+
+# Trimming.
+
+
+async def test_a_segment_named_by_a_pending_operation_is_not_trimmed(world: Any) -> None:
+    broker = await world.broker(ManagedLedgerConfig(max_entries_per_ledger=1, min_ledger_age_ms=0))
+    layout = SegmentLayout.initial(2, 1)
+    split = layout.split(0, 5)
+    children = tuple(to_record(split.all_segments[number]) for number in (2, 3))
+    pending = PendingOperation(kind="split", operation_id="a", stage="finish", parents=(0,), children=children)
+    await put(world, record_of(split, pending_operation=pending))
+    client = await broker.client()
+    child = names(split)[2]
+    await client.producer(str(child))
+    for number in range(5):
+        await client.store(b"x", number)
+    await world.advance(300)
+    log = broker.topic(str(child)).log
+    assert await log.trim() == 0
+    assert log.total_entries == 5
+    await put(world, record_of(split))
+    assert await log.trim() > 0
+
+
+# Routing.
+
+
+@pytest.mark.req("R468-61")
+async def test_calls_reach_the_owner_from_any_broker(world: Any) -> None:
+    brokers = [await world.broker() for _ in range(3)]
+    layout = SegmentLayout.initial(8, 1)
+    await put(world, record_of(layout))
+    for broker in brokers:
+        for segment in names(layout).values():
+            await broker.service.segments.create(
+                segment, subscriptions={"s": "earliest"}, producers={}, epoch=EPOCH, incarnation=LIFE
+            )
+    owners = {str(segment): [b for b in brokers if str(segment) in b.service.topics] for segment in names(layout).values()}
+    assert all(len(found) == 1 for found in owners.values())
+    assert len({found[0].url for found in owners.values()}) > 1
+    for broker in brokers:
+        for segment in names(layout).values():
+            assert (await broker.service.segments.backlog(segment, "s")).messages == 0
+            stats = await broker.service.segments.stats(segment)
+            assert stats.owner == owners[str(segment)][0].ownership.broker_id
+    first = names(layout)[0]
+    assert (await brokers[0].service.segments.terminate(first, epoch=EPOCH, incarnation=LIFE)).producers == {}
+    with pytest.raises(StaleLeader):
+        await brokers[1].service.segments.delete(first, epoch=EPOCH - 1, incarnation=LIFE)

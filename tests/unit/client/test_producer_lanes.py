@@ -1,0 +1,1000 @@
+"""A producer's lanes across splits and merges, against a broker that is a script: the test decides what is stored, what is
+answered and what the client is told, and in which order."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+import braid
+from braid.client import Client, ClientConfig
+from braid.client.layouts import LayoutSession
+from braid.client.producer import Producer
+from braid.errors import (
+    BraidError,
+    Closed,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotAllowed,
+    NotReady,
+    Overloaded,
+    ProducerBusy,
+    TooLarge,
+    TopicNotFound,
+    TopicTerminated,
+)
+from braid.model.layout import SegmentLayout
+from braid.model.names import TopicName
+from braid.runtime.env import Runtime
+from braid.runtime.network import Listener
+from braid.testing.clock import ManualClock
+from braid.wire import messages as pb
+from braid.wire import replies
+from braid.wire.batch import decode_batch
+from braid.wire.commands import Command, encode, enum_value
+from braid.wire.encode import send_receipt
+from braid.wire.entries import entry_metadata, payload_offset
+from braid.wire.server import Send, ServerProtocol
+from braid.wire.types import CommandType, LookupResult
+
+TOPIC = "topic://public/default/t"
+QUICK = ClientConfig(
+    backoff_initial=0.005, backoff_max=0.02, operation_timeout=5, layout_check=0.05, max_pending_messages=10_000
+)
+Message = tuple[str | None, bytes]
+
+
+class Segment:
+    """What one segment stores."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.entries = 0
+        self.last: dict[str, int] = {}
+        """Deduplication: highest sequence id stored, by lane name."""
+        self.is_sealed = False
+        self.names: list[str] = []
+        """Lanes that were let in, in order."""
+
+
+class Script(asyncio.Protocol):
+    """One connection of the scripted broker."""
+
+    def __init__(self, topic: ScriptedTopic) -> None:
+        self.topic = topic
+        self.producers: dict[int, tuple[str, int, bool]] = {}
+        """Producer id -> lane name, segment, whether it asked for deduplication."""
+        self.sessions: list[int] = []
+        self._wire = ServerProtocol(5 << 20)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport: asyncio.Transport = transport  # type: ignore[assignment]
+        self.topic.connections.append(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.topic.connections.remove(self)
+
+    def data_received(self, data: bytes) -> None:
+        for event in self._wire.receive(data):
+            if isinstance(event, Send):
+                self.topic.sent.append((self, event))
+                self.topic.pump()
+            elif isinstance(event, Command):
+                self.topic.seen[event.type] += 1
+                self._answer(event.type, event.body)
+
+    def _answer(self, kind: int, body: Any) -> None:
+        write, topic = self.transport.write, self.topic
+        if kind == CommandType.CONNECT:
+            flags = pb.FeatureFlags(supports_scalable_topics=topic.is_enabled)
+            write(replies.connected("script", body.protocol_version, topic.max_size, flags))
+        elif kind == CommandType.PING:
+            write(replies.PONG)
+        elif kind == CommandType.PARTITIONED_METADATA:
+            write(replies.partitions(body.request_id, 0))
+        elif kind == CommandType.LOOKUP:
+            write(replies.lookup(body.request_id, LookupResult.CONNECT, topic.url, authoritative=True))
+        elif kind == CommandType.SCALABLE_TOPIC_LOOKUP:
+            if topic.refusal is None:
+                self.sessions.append(body.session_id)
+                topic.tell(self, body.session_id)
+            else:
+                write(_update(body.session_id, error=topic.refusal))
+        elif kind == CommandType.SCALABLE_TOPIC_CLOSE:
+            self.sessions.remove(body.session_id)
+        elif kind == CommandType.PRODUCER:
+            self._attach(body)
+        elif kind == CommandType.CLOSE_PRODUCER:
+            self.producers.pop(body.producer_id, None)
+            write(replies.success(body.request_id))
+
+    def _attach(self, body: Any) -> None:
+        topic = self.topic
+        descriptor = TopicName.parse(body.topic).descriptor
+        segment_id = descriptor.segment_id if descriptor is not None else -1
+        segment = topic.segments[segment_id]
+        error = topic.attach_errors.get(segment_id) or topic.attach_errors.get(body.producer_name)
+        if segment.is_sealed:
+            error = TopicTerminated("It was terminated.")
+        if error is not None:
+            self.transport.write(replies.error(body.request_id, error.code, error.message))
+            return
+        name = body.producer_name or "given"
+        metadata = {pair.key: pair.value for pair in body.metadata}
+        self.producers[body.producer_id] = (name, segment_id, "__braid.dedup" in metadata)
+        segment.names.append(name)
+        self.transport.write(replies.producer_success(body.request_id, name, segment.last.get(name, -1), b""))
+
+
+class ScriptedTopic:
+    """A scalable topic and its broker."""
+
+    def __init__(self, segments: int = 1) -> None:
+        self.layout = SegmentLayout.initial(segments, 0)
+        self.shown = self.layout
+        """What clients are told; the layout itself may be ahead."""
+        self.segments: dict[int, Segment] = defaultdict(Segment)
+        self.connections: list[Script] = []
+        self.sent: list[tuple[Script, Send]] = []
+        """Received and not dealt with."""
+        self.seen: Counter[int] = Counter()
+        self.attach_errors: dict[int | str, BraidError] = {}
+        """By segment or by lane name."""
+        self.refusal: BraidError | None = None
+        self.is_enabled = True
+        self.is_paused = False
+        self.answers = True
+        self.ends_by_error = False
+        """Whether messages to a sealed segment are refused one by one, instead of closing the producer."""
+        self.max_size = 5 << 20
+        self.incarnation = "one"
+        self.url = ""
+        self.listener: Listener
+
+    # What clients see.
+
+    def tell(self, connection: Script, session_id: int) -> None:
+        connection.transport.write(_update(session_id, self.shown, self.incarnation))
+
+    def show(self) -> None:
+        """Push the newest layout."""
+        self.shown = self.layout
+        for connection in self.connections:
+            for session_id in connection.sessions:
+                self.tell(connection, session_id)
+
+    def end(self, error: BraidError) -> None:
+        """End every session."""
+        self.refusal = error
+        for connection in self.connections:
+            for session_id in connection.sessions:
+                connection.transport.write(_update(session_id, error=error))
+            connection.sessions.clear()
+
+    # Storing.
+
+    def pump(self) -> None:
+        if not self.is_paused:
+            self.store(len(self.sent))
+
+    def store(self, count: int) -> None:
+        """Deal with the first messages received."""
+        for connection, send in self.sent[:count]:
+            self._store(connection, send)
+        del self.sent[:count]
+
+    def _store(self, connection: Script, send: Send) -> None:
+        if connection not in self.connections or send.producer_id not in connection.producers:
+            return  # of a producer that was closed
+        name, segment_id, is_deduplicated = connection.producers[send.producer_id]
+        segment = self.segments[segment_id]
+        write = connection.transport.write
+        if segment.is_sealed:
+            write(replies.send_error(send.producer_id, send.sequence_id, TopicTerminated.code, "sealed"))
+            return
+        highest = max(send.sequence_id, send.highest_sequence_id)
+        place = (segment_id + 100, segment.entries)
+        if is_deduplicated and send.sequence_id <= segment.last.get(name, -1):
+            place = (-1, -1)
+        else:
+            segment.entries += 1
+            segment.messages += _messages(send.entry)
+            segment.last[name] = highest
+        if self.answers:
+            write(send_receipt(send.producer_id, send.sequence_id, highest, *place))
+
+    # Changes.
+
+    def seal(self, segment_id: int) -> None:
+        """What was not stored yet is refused."""
+        self.segments[segment_id].is_sealed = True
+        if self.ends_by_error:
+            return
+        for connection in self.connections:
+            for producer_id, (_name, where, _dedup) in list(connection.producers.items()):
+                if where == segment_id:
+                    del connection.producers[producer_id]
+                    connection.transport.write(replies.close_producer(producer_id))
+
+    def replace(self, layout: SegmentLayout, *parents: int) -> None:
+        """Seal the parents and give the children what they stored of each lane; not shown yet."""
+        for parent in parents:
+            self.seal(parent)
+        for child in set(layout.active_segments) - set(self.layout.active_segments):
+            for parent in parents:
+                self.segments[child].last.update(self.segments[parent].last)
+        self.layout = layout
+
+    def split(self, segment_id: int) -> None:
+        self.replace(self.layout.split(segment_id, 0), segment_id)
+
+    def merge(self, first: int, second: int) -> None:
+        self.replace(self.layout.merge(first, second, 0), first, second)
+
+    def crash(self) -> None:
+        """Every connection ends; what was received and not stored is gone."""
+        self.sent.clear()
+        for connection in list(self.connections):
+            connection.transport.abort()
+
+    # Checking.
+
+    def by_key(self) -> dict[str | None, list[bytes]]:
+        """The messages of each key as a reader of the DAG sees them: parents before children."""
+        found: dict[str | None, list[bytes]] = defaultdict(list)
+        for segment_id in sorted(self.segments):
+            for key, payload in self.segments[segment_id].messages:
+                found[key].append(payload)
+        return found
+
+    def count(self) -> int:
+        return sum(len(segment.messages) for segment in self.segments.values())
+
+
+def _update(
+    session_id: int, layout: SegmentLayout | None = None, incarnation: str = "", error: BraidError | None = None
+) -> bytes:
+    body = pb.CommandScalableTopicUpdate(session_id=session_id)
+    if error is not None:
+        body.error = error.code  # type: ignore[assignment]
+        body.message = error.message
+    if layout is not None:
+        body.resolved_topic_name = TOPIC
+        body.dag.epoch = layout.epoch
+        body.dag.incarnation = incarnation
+        body.dag.routing = layout.routing
+        for each in layout.all_segments.values():
+            body.dag.segments.add(
+                segment_id=each.segment_id,
+                hash_start=each.hash_range.start,
+                hash_end=each.hash_range.end,
+                state=enum_value(int(each.is_sealed)),
+                parent_ids=each.parent_ids,
+                child_ids=each.child_ids,
+                created_at_epoch=each.created_at_epoch,
+                created_at_ms=0,
+                sealed_at_epoch=each.sealed_at_epoch if each.is_sealed else None,
+            )
+    return encode(CommandType.SCALABLE_TOPIC_UPDATE, body)
+
+
+def _messages(entry: bytes) -> list[Message]:
+    metadata = entry_metadata(entry)
+    payload = entry[payload_offset(entry) :]
+    if not metadata.HasField("num_messages_in_batch"):
+        return [(metadata.partition_key if metadata.HasField("partition_key") else None, payload)]
+    batch = decode_batch(payload, metadata.num_messages_in_batch)
+    return [(single.partition_key if single.HasField("partition_key") else None, body) for single, body in batch]
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Let the loop turn until something that no event announces has happened."""
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def topic() -> AsyncIterator[ScriptedTopic]:
+    scripted = ScriptedTopic()
+    scripted.listener = await Runtime().network.listen("localhost", 0, lambda: Script(scripted))
+    scripted.url = f"pulsar://localhost:{scripted.listener.port}"
+    yield scripted
+    scripted.listener.close()
+    for connection in list(scripted.connections):
+        connection.transport.abort()
+    await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def client(topic: ScriptedTopic) -> AsyncIterator[Client]:
+    async with braid.connect(topic.url, config=QUICK) as made:
+        yield made
+        topic.is_paused = False
+        topic.answers = True
+        topic.pump()
+
+
+class Sender:
+    """Sends numbered messages of several keys and knows what must be stored."""
+
+    def __init__(self, producer: Producer, keys: int = 16) -> None:
+        self.producer = producer
+        self.futures: list[asyncio.Future[Any]] = []
+        self.wanted: dict[str | None, list[bytes]] = defaultdict(list)
+        self._keys = [f"key-{number}" for number in range(keys)]
+
+    def send(self, count: int) -> None:
+        for _each in range(count):
+            number = len(self.futures)
+            key = self._keys[number % len(self._keys)]
+            payload = b"%d" % number
+            self.wanted[key].append(payload)
+            self.futures.append(self.producer.send_nowait(payload, key=key))
+
+    async def all_stored(self) -> None:
+        async with asyncio.timeout(10):
+            await asyncio.gather(*self.futures)
+
+
+# Order.
+
+
+@pytest.mark.req("R468-47")
+@pytest.mark.req("R468-51")
+@pytest.mark.parametrize("deduplication", [False, True])
+@pytest.mark.parametrize("batching", [True, False])
+@pytest.mark.parametrize("ends_by_error", [False, True])
+@pytest.mark.parametrize("shown_first", [False, True])
+async def test_what_is_in_flight_at_a_split_goes_to_the_children_in_order(
+    client: Client, topic: ScriptedTopic, deduplication: bool, batching: bool, ends_by_error: bool, shown_first: bool
+) -> None:
+    topic.ends_by_error = ends_by_error
+    producer = await client.producer(TOPIC, name="p", batching=batching, deduplication=deduplication)
+    sender = Sender(producer)
+    sender.send(100)
+    await producer.flush()
+    topic.is_paused = True
+    for _each in range(5):
+        sender.send(100)
+        await asyncio.sleep(0)
+    await until(lambda: len(topic.sent) == (5 if batching else 500))
+    topic.store(len(topic.sent) // 2)
+    topic.split(0)
+    if shown_first:
+        topic.show()
+    topic.is_paused = False
+    topic.pump()
+    sender.send(100)
+    await until(lambda: topic.seen[CommandType.PRODUCER] >= 1)
+    sender.send(100)
+    topic.show()
+    sender.send(100)
+    await sender.all_stored()
+    assert topic.by_key() == sender.wanted
+    assert topic.count() == 900
+    assert topic.segments[1].messages and topic.segments[2].messages
+
+
+@pytest.mark.req("R468-56")
+@pytest.mark.parametrize("deduplication", [False, True])
+async def test_what_is_in_flight_at_a_merge_goes_to_the_child_in_order(
+    client: Client, topic: ScriptedTopic, deduplication: bool
+) -> None:
+    topic.layout = topic.shown = SegmentLayout.initial(2, 0)
+    producer = await client.producer(TOPIC, name="p", deduplication=deduplication)
+    sender = Sender(producer)
+    sender.send(50)
+    await producer.flush()
+    topic.is_paused = True
+    for _each in range(10):
+        sender.send(50)
+        await asyncio.sleep(0)
+    await until(lambda: len(topic.sent) == 20)
+    topic.store(7)
+    topic.merge(0, 1)
+    sender.send(50)
+    topic.show()
+    sender.send(50)
+    topic.is_paused = False
+    topic.pump()
+    await sender.all_stored()
+    assert topic.by_key() == sender.wanted
+    assert topic.count() == 650
+
+
+@pytest.mark.parametrize("deduplication", [False, True])
+async def test_children_that_are_sealed_again_at_once(client: Client, topic: ScriptedTopic, deduplication: bool) -> None:
+    """The client sees every layout, but messages have no time to be stored in between."""
+    producer = await client.producer(TOPIC, name="p", deduplication=deduplication)
+    sender = Sender(producer)
+    sender.send(10)
+    await producer.flush()
+    topic.is_paused = True
+    sender.send(100)
+    await until(lambda: bool(topic.sent))
+    for change in ((0,), (1,), (4, 2), (3,)):
+        if len(change) == 1:
+            topic.split(*change)
+        else:
+            topic.merge(*change)
+        topic.show()
+        sender.send(100)
+        for _turn in range(random.Random(1).randrange(30)):
+            await asyncio.sleep(0)
+    topic.is_paused = False
+    topic.pump()
+    await sender.all_stored()
+    assert topic.by_key() == sender.wanted
+
+
+async def test_a_layout_that_skips_generations(client: Client, topic: ScriptedTopic) -> None:
+    producer = await client.producer(TOPIC, name="p")
+    sender = Sender(producer)
+    sender.send(10)
+    await producer.flush()
+    topic.is_paused = True
+    sender.send(100)
+    await until(lambda: bool(topic.sent))
+    topic.split(0)
+    topic.split(1)
+    topic.split(2)
+    topic.show()
+    topic.is_paused = False
+    sender.send(100)
+    await sender.all_stored()
+    assert topic.by_key() == sender.wanted
+    assert not topic.segments[1].names and not topic.segments[2].names
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("deduplication", [False, True])
+async def test_order_under_random_changes_and_crashes(
+    client: Client, topic: ScriptedTopic, seed: int, deduplication: bool
+) -> None:
+    """500 messages in flight, splits, merges, layouts shown late, owners that die after storing and before answering."""
+    rng = random.Random(seed)
+    producer = await client.producer(TOPIC, name="p", batching=rng.random() < 0.7, deduplication=deduplication)
+    sender = Sender(producer, keys=24)
+    may_crash = deduplication or rng.random() < 0.5
+    for _round in range(40):
+        topic.is_paused = rng.random() < 0.6
+        sender.send(rng.randrange(60))
+        for _turn in range(rng.randrange(12)):
+            await asyncio.sleep(0)
+        topic.answers = not (may_crash and rng.random() < 0.3)
+        topic.store(rng.randrange(len(topic.sent) + 1))
+        active = sorted(topic.layout.active_in_order, key=lambda each: each.hash_range)
+        if rng.random() < 0.5:
+            if len(active) > 1 and rng.random() < 0.5:
+                at = rng.randrange(len(active) - 1)
+                topic.merge(active[at].segment_id, active[at + 1].segment_id)
+            else:
+                topic.split(rng.choice(active).segment_id)
+            sender.send(rng.randrange(20))
+        if not topic.answers:
+            topic.crash()
+            topic.answers = True
+        if rng.random() < 0.7:
+            topic.show()
+        if len([each for each in sender.futures if not each.done()]) > 500:
+            topic.is_paused = False
+            topic.show()
+            topic.pump()
+            await sender.all_stored()
+    topic.is_paused = False
+    topic.show()
+    topic.pump()
+    await sender.all_stored()
+    for key, wanted in sender.wanted.items():
+        stored = topic.by_key()[key]
+        if deduplication:
+            assert stored == wanted, key
+        else:
+            assert list(dict.fromkeys(stored)) == wanted, key  # again, but never out of order among the first ones
+
+
+@pytest.mark.parametrize("deduplication", [False, True])
+async def test_an_owner_that_dies_after_storing(client: Client, topic: ScriptedTopic, deduplication: bool) -> None:
+    """With deduplication nothing is stored twice, though the client was told nothing and the segment is split."""
+    producer = await client.producer(TOPIC, name="p", deduplication=deduplication)
+    sender = Sender(producer)
+    sender.send(100)
+    await producer.flush()
+    topic.answers = False
+    for _each in range(5):
+        sender.send(100)
+        await asyncio.sleep(0)
+    await until(lambda: topic.count() == 600)
+    topic.split(0)
+    topic.crash()
+    topic.answers = True
+    topic.show()
+    sender.send(100)
+    await sender.all_stored()
+    if deduplication:
+        assert topic.by_key() == sender.wanted
+        assert set(topic.segments[1].names) == {"p-seg-0", "p-seg-1"}
+    else:
+        assert topic.count() == 1200
+        assert set(topic.segments[1].names) == {"p-seg-1"}
+
+
+async def test_keyless_messages_take_turns_and_survive_a_split(client: Client, topic: ScriptedTopic) -> None:
+    topic.layout = topic.shown = SegmentLayout.initial(2, 0)
+    producer = await client.producer(TOPIC, name="p")
+    futures = [producer.send_nowait(b"%d" % number) for number in range(20)]
+    await producer.flush()
+    assert {len(topic.segments[each].messages) for each in (0, 1)} == {10}
+    topic.is_paused = True
+    futures += [producer.send_nowait(b"%d" % number) for number in range(20, 40)]
+    await until(lambda: len(topic.sent) == 2)
+    topic.split(0)
+    topic.is_paused = False
+    topic.pump()
+    topic.show()
+    await asyncio.gather(*futures)
+    assert sorted(int(payload) for payload in topic.by_key()[None]) == list(range(40))
+
+
+# What it costs.
+
+
+@pytest.mark.parametrize("in_flight", [0, 500])
+async def test_a_split_costs_two_producers_however_much_is_in_flight(
+    client: Client, topic: ScriptedTopic, in_flight: int
+) -> None:
+    """Planted bug 9: a new producer per retry on a sealed parent."""
+    producer = await client.producer(TOPIC, name="p", batching=False)
+    sender = Sender(producer)
+    sender.send(10)
+    await producer.flush()
+    assert topic.seen[CommandType.PRODUCER] == 1
+    topic.is_paused = True
+    sender.send(in_flight)
+    await until(lambda: len(topic.sent) == in_flight)
+    topic.split(0)
+    await until(lambda: topic.seen[CommandType.PRODUCER] == 2)  # the one that learns that the segment is sealed
+    await asyncio.sleep(0.12)  # long enough for retries, and for two requests for the layout
+    assert topic.seen[CommandType.PRODUCER] == 2
+    assert topic.seen[CommandType.SCALABLE_TOPIC_LOOKUP] in (2, 3, 4)
+    topic.is_paused = False
+    topic.show()
+    sender.send(100)
+    await sender.all_stored()
+    assert topic.seen[CommandType.PRODUCER] == 4
+    assert [len(topic.segments[each].names) for each in (0, 1, 2)] == [1, 1, 1]
+    await until(lambda: sum(len(each.producers) for each in topic.connections) == 2)
+
+
+async def test_lanes_are_opened_when_needed_and_named_after_their_segment(client: Client, topic: ScriptedTopic) -> None:
+    topic.layout = topic.shown = SegmentLayout.initial(4, 0)
+    producer = await client.producer(TOPIC, name="p")
+    assert topic.seen[CommandType.PRODUCER] == 0
+    first = await producer.send(b"x", key="a")
+    assert first.segment_id == topic.layout.segment_of_key("a").segment_id == 0
+    assert topic.seen[CommandType.PRODUCER] == 1
+    assert topic.segments[0].names == ["p-seg-0"]
+    assert producer.name == "p"
+
+
+async def test_a_lost_notification_is_asked_for(client: Client, topic: ScriptedTopic) -> None:
+    """The layout is never pushed; the lane that is stuck asks for it."""
+    producer = await client.producer(TOPIC, name="p")
+    sender = Sender(producer)
+    sender.send(10)
+    await producer.flush()
+    topic.split(0)
+    topic.shown = topic.layout
+    sender.send(10)
+    await sender.all_stored()
+    assert topic.by_key() == sender.wanted
+
+
+async def test_an_owner_that_answers_nothing_is_not_waited_for(topic: ScriptedTopic) -> None:
+    clock = ManualClock()
+    async with braid.connect(topic.url, config=QUICK, runtime=Runtime(clock=clock)) as client:
+        producer = await client.producer(TOPIC, name="p")
+        sender = Sender(producer)
+        sender.send(10)
+        await producer.flush()
+        topic.is_paused = topic.ends_by_error = True
+        sender.send(10)
+        await until(lambda: bool(topic.sent))
+        topic.split(0)
+        topic.show()
+        await until(lambda: len(topic.segments[1].names) == 1 and len(topic.segments[2].names) == 1)
+        sender.send(10)
+        await clock.advance(1.9)
+        assert not sender.futures[-1].done()
+        topic.sent.clear()
+        topic.is_paused = False
+        await clock.advance(0.2)
+        await sender.all_stored()
+        assert topic.by_key() == sender.wanted
+
+
+# Flush, limits, time.
+
+
+async def test_flush_waits_for_the_futures_of_the_callers(client: Client, topic: ScriptedTopic) -> None:
+    """Planted bug 22: flush returns early. Here the messages change lanes while it waits."""
+    producer = await client.producer(TOPIC, name="p")
+    sender = Sender(producer)
+    sender.send(10)
+    await producer.flush()
+    topic.is_paused = True
+    sender.send(500)
+    told: list[int] = []
+    sender.futures[-1].add_done_callback(lambda _done: told.append(1))
+    flushing = asyncio.gather(producer.flush())
+    await until(lambda: bool(topic.sent))
+    topic.split(0)
+    topic.is_paused = False
+    topic.pump()
+    await asyncio.sleep(0.02)
+    assert not flushing.done()
+    topic.show()
+    await flushing
+    assert all(future.done() for future in sender.futures)
+    assert told
+    assert topic.by_key() == sender.wanted
+
+
+async def test_flush_does_not_wait_for_what_is_sent_later(client: Client, topic: ScriptedTopic) -> None:
+    producer = await client.producer(TOPIC, name="p", batching=False)
+    first = producer.send_nowait(b"1")
+    await first
+    topic.is_paused = True
+    second = producer.send_nowait(b"2")
+    flushing = asyncio.gather(producer.flush())
+    await until(lambda: len(topic.sent) == 1)
+    third = producer.send_nowait(b"3")
+    await until(lambda: len(topic.sent) == 2)
+    topic.store(1)
+    await flushing
+    assert second.done() and not third.done()
+
+
+async def test_the_window_counts_over_all_lanes_and_in_bytes(topic: ScriptedTopic) -> None:
+    topic.layout = topic.shown = SegmentLayout.initial(4, 0)
+    config = ClientConfig(max_pending_messages=6, max_pending_bytes=4096)
+    async with braid.connect(topic.url, config=config) as client:
+        producer = await client.producer(TOPIC, name="p", batching=False)
+        topic.is_paused = True
+        for number in range(6):
+            producer.send_nowait(b"x", key=f"key-{number}")
+        with pytest.raises(Overloaded, match=r"6 unacknowledged.*room"):
+            producer.send_nowait(b"x", key="other")
+        waiting = [asyncio.gather(producer.send(b"%d" % number, key="k")) for number in range(3)]
+        await until(lambda: len(topic.sent) == 6)
+        assert not any(each.done() for each in waiting)
+        topic.store(1)
+        await until(lambda: len(topic.sent) == 6)  # room for one more: the first who waits
+        topic.is_paused = False
+        topic.pump()
+        await asyncio.gather(*waiting)
+        assert topic.by_key()["k"] == [b"0", b"1", b"2"]
+        topic.is_paused = True
+        producer.send_nowait(bytes(5000), key="k")
+        with pytest.raises(Overloaded, match="500"):
+            producer.send_nowait(b"x", key="k")
+        topic.is_paused = False
+        topic.pump()
+        await producer.room()
+
+
+async def test_time_counts_from_the_call(topic: ScriptedTopic) -> None:
+    clock = ManualClock()
+    config = ClientConfig(max_pending_messages=2)
+    async with braid.connect(topic.url, config=config, runtime=Runtime(clock=clock)) as client:
+        producer = await client.producer(TOPIC, name="p", batching=False)
+        await producer.send(b"0")
+        topic.is_paused = True
+        futures = [producer.send_nowait(b"x"), producer.send_nowait(b"y")]
+        await clock.advance(30)
+        waiting = asyncio.gather(producer.send(b"late"), return_exceptions=True)
+        await clock.advance(29)
+        assert not waiting.done() and not futures[0].done()
+        await clock.advance(2)
+        for future in futures:
+            with pytest.raises(DeadlineExceeded, match="60 s"):
+                future.result()
+        await clock.advance(28)
+        assert not waiting.done()
+        await clock.advance(2)
+        assert isinstance((await waiting)[0], DeadlineExceeded)
+        topic.is_paused = False
+
+
+async def test_a_sealed_segment_without_a_new_layout_fails_after_the_send_timeout(topic: ScriptedTopic) -> None:
+    clock = ManualClock()
+    async with braid.connect(topic.url, runtime=Runtime(clock=clock)) as client:
+        producer = await client.producer(TOPIC, name="p")
+        await producer.send(b"0", key="a")
+        topic.split(0)
+        await until(lambda: topic.seen[CommandType.PRODUCER] == 2)
+        future = producer.send_nowait(b"1", key="a")
+        await clock.advance(59)
+        assert not future.done()
+        await clock.advance(2)
+        with pytest.raises(DeadlineExceeded):
+            future.result()
+        topic.show()
+        sent = producer.send_nowait(b"2", key="a")
+        while not sent.done():
+            await clock.advance(0.01)  # the session may be waiting to ask again
+        assert topic.by_key()["a"] == [b"0", b"2"]
+
+
+async def test_too_old_is_too_old_for_newer_messages_of_the_children_too(topic: ScriptedTopic) -> None:
+    """Nobody tells what was stored of the old lane: what waits behind it must not overtake it."""
+    clock = ManualClock()
+    async with braid.connect(topic.url, runtime=Runtime(clock=clock)) as client:
+        producer = await client.producer(TOPIC, name="p", deduplication=True)
+        await producer.send(b"0", key="a")
+        topic.is_paused = True
+        old = producer.send_nowait(b"1", key="a")
+        await until(lambda: len(topic.sent) == 1)
+        topic.attach_errors["p-seg-0"] = ProducerBusy("Its last owner is not given up yet.")
+        topic.split(0)
+        topic.show()
+        await until(lambda: topic.segments[1].names == ["p-seg-1"])
+        topic.is_paused = False
+        await clock.advance(30)
+        new = producer.send_nowait(b"2", key="a")
+        await clock.advance(31)
+        for future in (old, new):
+            with pytest.raises(DeadlineExceeded):
+                future.result()
+        third = producer.send_nowait(b"3", key="a")
+        await until(third.done)
+        assert topic.by_key()["a"] == [b"0", b"3"]
+
+
+async def test_a_child_that_cannot_tell_yet_is_asked_again(client: Client, topic: ScriptedTopic) -> None:
+    producer = await client.producer(TOPIC, name="p", deduplication=True)
+    sender = Sender(producer)
+    sender.send(10)
+    await producer.flush()
+    topic.answers = False
+    sender.send(10)
+    await until(lambda: topic.count() == 20)
+    topic.attach_errors["p-seg-0"] = ProducerBusy("Its last owner is not given up yet.")
+    topic.split(0)
+    topic.answers = True
+    topic.show()
+    await until(lambda: topic.seen[CommandType.PRODUCER] >= 6)
+    assert not sender.futures[-1].done()
+    topic.attach_errors.clear()
+    sender.send(10)
+    await sender.all_stored()
+    assert topic.by_key() == sender.wanted
+
+
+async def test_close_sends_what_is_left(client: Client, topic: ScriptedTopic) -> None:
+    async with client.producer(TOPIC) as producer:
+        future = producer.send_nowait(b"x", key="a")
+        assert producer.name
+    assert future.result().segment_id == 0
+    with pytest.raises(Closed):
+        await producer.send(b"x")
+    await until(lambda: not topic.connections[0].producers and not topic.connections[0].sessions)
+
+
+async def test_close_in_the_middle_of_a_split_waits_for_it(client: Client, topic: ScriptedTopic) -> None:
+    producer = await client.producer(TOPIC, deduplication=True)
+    sender = Sender(producer)
+    sender.send(10)
+    await producer.flush()
+    topic.is_paused = True
+    sender.send(50)
+    await until(lambda: bool(topic.sent))
+    topic.split(0)
+    topic.is_paused = False
+    closing = asyncio.gather(producer.close())
+    await asyncio.sleep(0.01)
+    assert not closing.done()
+    topic.show()
+    await closing
+    assert topic.by_key() == sender.wanted
+
+
+# Sequence ids.
+
+
+async def test_sequence_ids_go_on_where_the_broker_left_off(client: Client, topic: ScriptedTopic) -> None:
+    """Messages sent before the lane is attached must not reuse numbers the broker would take for duplicates."""
+    topic.segments[0].last["p-seg-0"] = 41
+    producer = await client.producer(TOPIC, name="p", deduplication=True)
+    await producer.send(b"x", key="a")
+    assert producer.last_sequence_id == 42
+    assert topic.count() == 1
+
+
+async def test_explicit_sequence_ids_grow_per_lane_and_survive_a_split(client: Client, topic: ScriptedTopic) -> None:
+    producer = await client.producer(TOPIC, name="p", batching=False)
+    await producer.send(b"x", key="a", sequence_id=10)
+    with pytest.raises(NotAllowed, match="10"):
+        await producer.send(b"x", key="a", sequence_id=10)
+    topic.is_paused = True
+    futures = [producer.send_nowait(b"x", key="a", sequence_id=20 + number) for number in range(3)]
+    await until(lambda: len(topic.sent) == 3)
+    topic.split(0)
+    topic.is_paused = False
+    topic.show()
+    await asyncio.gather(*futures)
+    assert topic.segments[1].last == {"p-seg-0": 10, "p-seg-1": 22}
+    refused = producer.send_nowait(b"y", key="a", sequence_id=25)
+    assert (await refused).segment_id == 1
+
+
+async def test_an_id_that_turns_out_to_be_too_low_is_refused_by_its_future(client: Client, topic: ScriptedTopic) -> None:
+    producer = await client.producer(TOPIC, name="p")
+    first = producer.send_nowait(b"x", key="a", sequence_id=7)
+    second = producer.send_nowait(b"x", key="a", sequence_id=7)
+    await first
+    with pytest.raises(NotAllowed, match="7"):
+        await second
+
+
+# Errors.
+
+
+async def test_a_deleted_topic(client: Client, topic: ScriptedTopic) -> None:
+    producer = await client.producer(TOPIC, name="p")
+    await producer.send(b"x")
+    topic.is_paused = True
+    waiting = producer.send_nowait(b"y")
+    await until(lambda: bool(topic.sent))
+    topic.end(TopicNotFound("The topic was deleted."))
+    with pytest.raises(TopicNotFound):
+        await waiting
+    with pytest.raises(TopicNotFound):
+        await producer.send(b"z")
+    with pytest.raises(TopicNotFound):
+        producer.send_nowait(b"z")
+
+
+async def test_a_topic_that_was_deleted_and_created_again(client: Client, topic: ScriptedTopic) -> None:
+    producer = await client.producer(TOPIC, name="p")
+    await producer.send(b"x")
+    topic.incarnation = "two"
+    topic.show()
+    with pytest.raises(TopicNotFound, match="created again"):
+        while True:
+            await producer.send(b"y")
+
+
+async def test_no_such_topic_and_a_feature_that_is_off(topic: ScriptedTopic) -> None:
+    async with braid.connect(topic.url, config=QUICK) as client:
+        topic.refusal = TopicNotFound("There is no such topic.")
+        with pytest.raises(TopicNotFound):
+            await client.producer(TOPIC)
+        topic.refusal = NotAllowed("It is off.")
+        with pytest.raises(NotAllowed, match="enable them"):
+            await client.producer(TOPIC)
+        for name in ("non-persistent://public/default/t", "segment://public/default/t/0000-ffff-0"):
+            with pytest.raises(NotAllowed, match="cannot be made"):
+                await client.producer(name)
+    topic.is_enabled = False
+    topic.refusal = None
+    async with braid.connect(topic.url, config=QUICK) as client:
+        with pytest.raises(NotAllowed, match=r"scalable_topics\.enabled"):
+            await client.producer(TOPIC)
+
+
+@pytest.mark.req("R468-89")
+@pytest.mark.parametrize("name", [TOPIC, "segment://public/default/t/0000-ffff-0"])
+async def test_the_ordinary_consumer_points_to_the_others(client: Client, name: str) -> None:
+    with pytest.raises(NotAllowed, match="stream_consumer"):
+        await client.consumer(name, "s")
+
+
+async def test_a_name_that_is_taken(client: Client, topic: ScriptedTopic) -> None:
+    topic.attach_errors[0] = ProducerBusy("p-seg-0 is connected.")
+    producer = await client.producer(TOPIC, name="p")
+    with pytest.raises(ProducerBusy):
+        await producer.send(b"x")
+    topic.attach_errors.clear()
+    await producer.send(b"x")
+
+
+async def test_a_segment_that_is_not_ready_yet(client: Client, topic: ScriptedTopic) -> None:
+    topic.attach_errors[0] = NotReady("Its owner is moving.")
+    producer = await client.producer(TOPIC, name="p")
+    future = producer.send_nowait(b"x")
+    await until(lambda: topic.seen[CommandType.PRODUCER] >= 2)
+    topic.attach_errors.clear()
+    await future
+
+
+async def test_a_message_that_is_too_large(topic: ScriptedTopic) -> None:
+    topic.max_size = 1000
+    async with braid.connect(topic.url, config=QUICK) as client:
+        producer = await client.producer(TOPIC, name="p", batching=False)
+        await producer.send(b"x")
+        with pytest.raises(TooLarge):
+            await producer.send(bytes(2000))
+        await producer.send(b"x")
+
+
+# Sessions.
+
+
+async def test_a_session_that_is_lost_is_opened_again(client: Client, topic: ScriptedTopic) -> None:
+    session = LayoutSession(client, TOPIC)
+    await session.open()
+    assert session.layout == topic.layout
+    heard: list[int] = []
+    session.listen(lambda layout: heard.append(layout.epoch), lambda error: heard.append(-1))
+    topic.split(0)
+    topic.show()
+    assert (await session.wait_newer(0)).epoch == 1
+    topic.crash()
+    topic.split(1)
+    topic.shown = topic.layout
+    assert (await session.wait_newer(1)).epoch == 2
+    assert heard == [1, 2]
+    await session.close()
+    await until(lambda: not any(each.sessions for each in topic.connections))
+    with pytest.raises(Closed):
+        await session.wait_newer(2)
+
+
+async def test_a_layout_from_the_past_is_ignored_but_a_new_session_is_believed(client: Client, topic: ScriptedTopic) -> None:
+    session = LayoutSession(client, TOPIC)
+    await session.open()
+    past = topic.layout
+    topic.split(0)
+    topic.show()
+    await session.wait_newer(0)
+    newest, topic.layout = topic.layout, past
+    topic.show()
+    await client.service_connection()
+    await asyncio.sleep(0.01)
+    assert session.layout == newest
+    session.refresh()
+    await until(lambda: session.layout == past)
+    await session.close()
+
+
+async def test_a_layout_that_cannot_be_one_is_refused(client: Client, topic: ScriptedTopic) -> None:
+    session = LayoutSession(client, TOPIC)
+    topic.shown = SegmentLayout(0, 1, {0: SegmentLayout.initial(2, 0).segment(0)})
+    with pytest.raises(BraidError, match="not valid"):
+        await session.open()
+    await session.close()
+
+
+async def test_errors_after_the_first_layout_only_end_the_session(client: Client, topic: ScriptedTopic) -> None:
+    session = LayoutSession(client, TOPIC)
+    await session.open()
+    topic.end(NotReady("The broker is going away."))
+    topic.refusal = None
+    topic.split(0)
+    topic.shown = topic.layout
+    assert (await session.wait_newer(0)).epoch == 1
+    topic.end(TopicNotFound("It was deleted."))
+    with pytest.raises(TopicNotFound):
+        await session.wait_newer(1)
+    await session.close()
+
+
+# Values.
+
+
+async def test_event_time_is_milliseconds_or_a_time_with_a_zone(client: Client) -> None:
+    producer = await client.producer(TOPIC)
+    await producer.send(b"x", event_time=5)
+    await producer.send(b"x", event_time=datetime(2026, 1, 1, tzinfo=UTC))
+    with pytest.raises(InvalidArgument, match="time zone"):
+        await producer.send(b"x", event_time=datetime(2026, 1, 1))  # noqa: DTZ001
+    with pytest.raises(InvalidArgument, match="takes bytes"):
+        await producer.send("text")

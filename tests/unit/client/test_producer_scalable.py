@@ -1,0 +1,223 @@
+"""The producer on scalable topics of real brokers: order and count under splits and merges, with owners that are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import braid
+from braid.client import Client, ClientConfig
+from braid.client.producer import Producer
+from braid.errors import BraidError, TopicNotFound
+from braid.model.names import TopicName
+from braid.model.positions import EARLIEST
+from braid.model.segments import physical_name
+from braid.scalable.config import ScalableConfig
+from braid.testing.broker import InProcessBroker
+from braid.web.config import StandaloneConfig, StorageConfig
+from braid.wire.batch import decode_batch
+from braid.wire.entries import entry_metadata, payload_offset
+
+TOPIC = TopicName.parse("topic://public/default/orders")
+QUICK = ClientConfig(backoff_initial=0.005, backoff_max=0.05, operation_timeout=20, max_pending_messages=2000)
+
+CONFIG = StandaloneConfig(
+    storage=StorageConfig(session_timeout_seconds=2.0), scalable_topics=ScalableConfig(reconcile_seconds=0.5)
+)
+
+
+class Cluster:
+    """Brokers, and what a test does to their topic."""
+
+    def __init__(self, broker: InProcessBroker) -> None:
+        self.broker = broker
+
+    @property
+    def services(self) -> list[Any]:
+        return [node.service for node in self.broker.nodes if not node.is_down]
+
+    async def create(self, segments: int) -> None:
+        await self.services[0].create_scalable_topic(TOPIC, segments)
+
+    async def controller(self) -> Any:
+        """The leading controller, wherever it is."""
+        while True:
+            for service in self.services:
+                try:
+                    return await service.scalable.lead(TOPIC)
+                except BraidError:
+                    continue
+            await asyncio.sleep(0.01)
+
+    async def split(self, segment_id: int) -> None:
+        await (await self.controller()).split_segment(segment_id)
+
+    async def merge(self, first: int, second: int) -> None:
+        await (await self.controller()).merge_segments(first, second)
+
+    async def change(self, rng: random.Random) -> None:
+        """A split or a merge of something."""
+        controller = await self.controller()
+        active = list(controller.layout.active_in_order)
+        if len(active) > 1 and (len(active) > 4 or rng.random() < 0.4):
+            at = rng.randrange(len(active) - 1)
+            await controller.merge_segments(active[at].segment_id, active[at + 1].segment_id)
+        else:
+            await controller.split_segment(rng.choice(active).segment_id)
+
+    async def is_active(self, segment_id: int) -> bool:
+        return segment_id in (await self.services[0].scalable.metadata(TOPIC)).layout.active_segments
+
+    async def owner(self, segment_id: int) -> int:
+        """The number of the broker that owns a segment."""
+        segment = (await self.services[0].scalable.metadata(TOPIC)).layout.segment(segment_id)
+        found = await self.services[0].ownership.find(physical_name(TOPIC, segment))
+        return next(
+            number
+            for number, node in enumerate(self.broker.nodes)
+            if node.service.ownership.broker_id == found.broker.broker_id
+        )
+
+    async def stored(self) -> dict[str | None, list[bytes]]:
+        """The messages of each key, parents before children."""
+        found: dict[str | None, list[bytes]] = defaultdict(list)
+        layout = (await self.services[0].scalable.metadata(TOPIC)).layout
+        for _number, segment in sorted(layout.all_segments.items()):
+            name = physical_name(TOPIC, segment)
+            owner = await self.services[0].ownership.find(name)
+            service = next(each for each in self.services if each.ownership.broker_id == owner.broker.broker_id)
+            log = (await service.topic(name, create=False)).log
+            position = log.position_after(EARLIEST)
+            while entries := await log.read(position, 1000, 8 << 20):
+                for entry in entries:
+                    metadata = entry_metadata(entry.body)
+                    payload = entry.body[payload_offset(entry.body) :]
+                    for single, body in decode_batch(payload, metadata.num_messages_in_batch):
+                        found[single.partition_key if single.HasField("partition_key") else None].append(body)
+                position = log.position_after(type(position)(entries[-1].ledger_id, entries[-1].entry_id))
+        return found
+
+
+class Load:
+    """Sends numbered messages of several keys all the time, with up to 500 in flight."""
+
+    def __init__(self, producer: Producer, keys: int = 32) -> None:
+        self.producer = producer
+        self.futures: list[asyncio.Future[Any]] = []
+        self.wanted: dict[str | None, list[bytes]] = defaultdict(list)
+        self._keys = [f"key-{number}" for number in range(keys)]
+        self._stop = False
+
+    async def run(self) -> None:
+        flying: list[asyncio.Future[Any]] = []
+        while not self._stop:
+            for _each in range(10):
+                number = len(self.futures)
+                key = self._keys[number % len(self._keys)]
+                self.wanted[key].append(b"%d" % number)
+                self.futures.append(self.producer.send_nowait(b"%d" % number, key=key))
+                flying.append(self.futures[-1])
+            await asyncio.sleep(0)
+            while len(flying) >= 500 and not self._stop:
+                await asyncio.wait(flying, timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
+                flying = [each for each in flying if not each.done()]
+
+    def stop(self) -> None:
+        self._stop = True
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    async with InProcessBroker(brokers=3, config=CONFIG) as broker:
+        yield Cluster(broker)
+
+
+@pytest.fixture
+async def client(cluster: Cluster) -> AsyncIterator[Client]:
+    async with braid.connect(cluster.broker.service_urls, config=QUICK) as made:
+        yield made
+
+
+@pytest.mark.req("R468-47", "R468-51", "R468-56")
+@pytest.mark.parametrize("deduplication", [False, True])
+async def test_order_and_count_under_splits_and_merges(cluster: Cluster, client: Client, deduplication: bool) -> None:
+    await cluster.create(2)
+    producer = await client.producer(str(TOPIC), name="p", deduplication=deduplication)
+    load = Load(producer)
+    rng = random.Random(7)
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        group.create_task(load.run())
+        for _each in range(12):
+            await cluster.change(rng)
+            await asyncio.sleep(0.02)
+        load.stop()
+    await producer.flush()
+    assert [each.exception() for each in load.futures if each.exception() is not None] == []
+    assert await cluster.stored() == load.wanted
+    assert len(load.futures) > 1000
+
+
+@pytest.mark.req("R468-51")
+@pytest.mark.parametrize("deduplication", [False, True])
+async def test_an_owner_that_is_killed_during_a_split(cluster: Cluster, client: Client, deduplication: bool) -> None:
+    await cluster.create(2)
+    producer = await client.producer(str(TOPIC), name="p", deduplication=deduplication)
+    load = Load(producer)
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        group.create_task(load.run())
+        await asyncio.sleep(0.05)
+        await cluster.split(0)
+        await cluster.broker.kill(await cluster.owner(1))
+        while await cluster.is_active(1):  # a refused split may be finished by the next leader
+            try:
+                await cluster.split(1)
+            except BraidError:
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(0.1)
+        load.stop()
+    await producer.flush()
+    assert [each.exception() for each in load.futures if each.exception() is not None] == []
+    stored = await cluster.stored()
+    for key, wanted in load.wanted.items():
+        if deduplication:
+            assert stored[key] == wanted
+        else:
+            assert list(dict.fromkeys(stored[key])) == wanted
+
+
+async def test_a_deleted_topic_ends_the_producer(cluster: Cluster, client: Client) -> None:
+    await cluster.create(1)
+    producer = await client.producer(str(TOPIC))
+    await producer.send(b"x")
+    leader = await cluster.services[0].scalable.leader_id(TOPIC)
+    service = next(each for each in cluster.services if each.ownership.broker_id == leader)
+    await service.scalable.delete_topic(TOPIC, force=True)
+    with pytest.raises(TopicNotFound):
+        async with asyncio.timeout(20):
+            while True:
+                await producer.send(b"y")
+
+
+async def test_a_topic_is_made_by_its_first_producer(cluster: Cluster, client: Client) -> None:
+    async with client.producer("topic://public/default/new", schema=str) as producer:
+        assert (await producer.send("text", key="k")).segment_id == 0
+
+
+async def test_partitions_that_are_added_are_used(cluster: Cluster, client: Client) -> None:
+    """A regular topic is followed by a layout session too."""
+    async with braid.AdminClient(cluster.broker.http_url) as admin:
+        await admin.topics.create("grown", partitions=1)
+        producer = await client.producer("grown")
+        assert {(await producer.send(b"x")).partition for _number in range(4)} == {0}
+        await admin.topics.grow("grown", 3)
+    async with asyncio.timeout(20):
+        seen: set[int] = set()
+        while seen != {0, 1, 2}:
+            sent = await producer.send(b"x")
+            assert sent.segment_id == -1
+            seen.add(sent.partition)

@@ -1,0 +1,298 @@
+"""Prune and delete: the order of their steps, what they wait for, and what they leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+from tests.unit.scalable.fakes import TOPIC, World, prune, simulate, split, steps_of, topic_with
+
+from braid.errors import Conflict, NotReady, PreconditionFailed, TopicNotFound
+from braid.model.segments import physical_name
+from braid.scalable.records import (
+    ScalableTopicMetadata,
+    SegmentRecord,
+    controller_path,
+    subscription_path,
+    topic_path,
+)
+
+
+def pruned_of(record: ScalableTopicMetadata) -> tuple[SegmentRecord, ...]:
+    return () if record.pending_operation is None else record.pending_operation.pruned
+
+
+@pytest.mark.req("R468-23")
+def test_prune_waits_for_retention_and_for_every_subscription() -> None:
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 1)
+        controller = await broker.lead()
+        await broker.do(lambda _service: controller.create_subscription("s"))
+        await broker.do(lambda _service: controller.create_subscription("group", "CHECKPOINT"))
+        world.segments.named(TOPIC, controller.layout, 0).messages = 3
+        await split(broker, 0)
+        world.retention_minutes = -1
+        assert await prune(broker) == []
+        world.retention_minutes = 10
+        world.segments.named(TOPIC, controller.layout, 0).cursors["s"] = 3
+        assert await prune(broker) == []
+        await asyncio.sleep(599)
+        assert await prune(broker) == []
+        world.segments.named(TOPIC, controller.layout, 0).cursors["s"] = 2
+        await asyncio.sleep(2)
+        assert await prune(broker) == []
+        world.segments.named(TOPIC, controller.layout, 0).cursors["s"] = 3
+        world.segments.trace.clear()
+        names = await steps_of(prune(broker))
+        assert names == ["prune:discover", "prune:flip", "prune:delete-topics", "prune:finish", "prune:notify"]
+        metadata = await world.metadata()
+        assert metadata is not None
+        assert metadata.epoch == 2
+        assert set(metadata.segments) == {1, 2}
+        assert set(world.segments.topics) == {str(physical_name(TOPIC, each)) for each in metadata.layout.all_segments.values()}
+
+    simulate(main)
+
+
+def test_the_leader_prunes_by_itself() -> None:
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 1)
+        await split(broker, 0)
+        await asyncio.sleep(world.config.prune_seconds + 1)
+        assert set((await world.layout()).all_segments) == {1, 2}
+
+    simulate(main)
+
+
+@pytest.mark.inv("INV8")
+def test_a_segment_is_not_pruned_before_its_ancestors() -> None:
+    """Else its children would lose their tie to the ancestor and be handed out before that is read."""
+
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 1)
+        controller = await broker.lead()
+        await broker.do(lambda _service: controller.create_subscription("s"))
+        oldest = world.segments.named(TOPIC, controller.layout, 0)
+        oldest.messages = 5
+        await split(broker, 0)
+        await split(broker, 1)  # empty, so read at once
+        assert await prune(broker) == []
+        oldest.cursors["s"] = 5
+        assert await prune(broker) == [0, 1]
+
+    simulate(main)
+
+
+def test_a_sealed_segment_without_a_topic_is_pruned() -> None:
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 1)
+        controller = await broker.lead()
+        await broker.do(lambda _service: controller.create_subscription("s"))
+        await split(broker, 0)
+        del world.segments.topics[str(physical_name(TOPIC, controller.layout.segment(0)))]
+        assert await prune(broker) == [0]
+
+    simulate(main)
+
+
+def test_a_late_queue_subscription_does_not_keep_what_it_never_wants() -> None:
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 1)
+        world.segments.named(TOPIC, await world.layout(), 0).messages = 5
+        await split(broker, 0)
+        await broker.do(lambda service: service.register_queue_subscription(TOPIC, "all", "earliest"))
+        assert await prune(broker) == []  # it has no cursor there yet, and wants one
+        await world.store.delete(subscription_path(TOPIC, "all"))
+        await broker.do(lambda service: service.register_queue_subscription(TOPIC, "new", "latest"))
+        assert await prune(broker) == [0]
+
+    simulate(main)
+
+
+def test_topics_of_pruned_segments_are_deleted_in_the_end() -> None:
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 1)
+        await split(broker, 0)
+        until = asyncio.get_running_loop().time() + 5
+
+        def fail(name: str, _segment: str) -> Exception | None:
+            return NotReady("Later.") if name == "delete" and asyncio.get_running_loop().time() < until else None
+
+        world.segments.fail = fail
+        with pytest.raises(NotReady):
+            await prune(broker)
+        metadata = await world.metadata()
+        assert metadata is not None
+        assert set(metadata.segments) == {1, 2}
+        assert [each.segment_id for each in pruned_of(metadata)] == [0]
+        assert len(world.segments.topics) == 3
+        await world.until_settled()
+        assert len(world.segments.topics) == 2
+
+    simulate(main)
+
+
+# Delete.
+
+
+@pytest.mark.req("R468-10", "R468-74")
+def test_delete_removes_segments_then_subscriptions_then_the_record() -> None:
+    async def main(world: World) -> None:
+        broker, other = await topic_with(world, 2), await world.broker()
+        standby = await other.do(lambda service: service.controller(TOPIC))
+        controller = await broker.lead()
+        await broker.do(lambda _service: controller.create_subscription("s"))
+        await split(broker, 0)
+
+        async def look(name: str) -> None:
+            if name == "delete:subscriptions":
+                assert not world.segments.topics
+            assert await world.metadata() is not None
+
+        names = await steps_of(broker.do(lambda service: service.delete_topic(TOPIC)), look)
+        assert names == [
+            "delete:intend",
+            "delete:close-coordinators",
+            "delete:segments",
+            "delete:subscriptions",
+            "delete:record",
+        ]
+        assert await world.store.get(controller_path(TOPIC), fresh=True) is None
+        await asyncio.sleep(60)
+        assert standby.is_closed
+        assert broker.service.controllers() == other.service.controllers() == []
+        assert [key for key in world.engine.tables.rows if key.startswith("/topics/")] == []
+        with pytest.raises(TopicNotFound):
+            await broker.do(lambda service: service.delete_topic(TOPIC))
+
+    simulate(main)
+
+
+@pytest.mark.req("R468-74")
+def test_delete_with_an_owner_that_fails_for_a_while() -> None:
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 3)
+        controller = await broker.lead()
+        until = asyncio.get_running_loop().time() + 8
+
+        def fail(name: str, segment: str) -> Exception | None:
+            is_broken = name == "delete" and segment.endswith("-1") and asyncio.get_running_loop().time() < until
+            return NotReady("Not now.") if is_broken else None
+
+        world.segments.fail = fail
+        with pytest.raises(NotReady):
+            await broker.do(lambda service: service.delete_topic(TOPIC))
+        for refused in (
+            lambda _service: controller.split_segment(0),
+            lambda _service: controller.create_subscription("s"),
+            lambda service: service.lead(TOPIC),
+        ):
+            with pytest.raises(Conflict, match="being deleted"):
+                await broker.do(refused)
+        with pytest.raises(TopicNotFound, match="being deleted"):
+            await broker.do(lambda service: service.register_queue_subscription(TOPIC, "s", "latest"))
+
+        async def gone() -> bool:
+            return await world.metadata() is None and await world.store.get(controller_path(TOPIC), fresh=True) is None
+
+        await world.until(gone)
+        assert not world.segments.topics
+
+    simulate(main)
+
+
+def test_delete_without_force_spares_a_topic_in_use() -> None:
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 2)
+        world.segments.named(TOPIC, await world.layout(), 1).connected_producers = 1
+        with pytest.raises(PreconditionFailed, match="1 producers and consumers"):
+            await broker.do(lambda service: service.delete_topic(TOPIC))
+        assert len(world.segments.topics) == 2
+        await broker.do(lambda service: service.delete_topic(TOPIC, force=True))
+        assert await world.metadata() is None
+
+    simulate(main)
+
+
+def test_delete_by_force_takes_the_place_of_an_operation_that_cannot_be_finished() -> None:
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 2)
+        world.segments.fail = lambda name, _segment: NotReady("Never.") if name == "terminate" else None
+        with pytest.raises(NotReady):
+            await split(broker, 0)
+        assert len(world.segments.topics) == 4
+        with pytest.raises(Conflict, match="split of segment 0"):
+            await broker.do(lambda service: service.delete_topic(TOPIC))
+        await broker.do(lambda service: service.delete_topic(TOPIC, force=True))
+        assert await world.metadata() is None
+        assert not world.segments.topics
+        assert await world.store.get(controller_path(TOPIC), fresh=True) is None
+
+    simulate(main)
+
+
+def test_a_second_delete_waits_for_the_first() -> None:
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 2)
+        until = asyncio.get_running_loop().time() + 5
+
+        def fail(name: str, _segment: str) -> Exception | None:
+            return NotReady("Later.") if name == "delete" and asyncio.get_running_loop().time() < until else None
+
+        world.segments.fail = fail
+        with pytest.raises(NotReady):
+            await broker.do(lambda service: service.delete_topic(TOPIC))
+        await broker.do(lambda service: service.delete_topic(TOPIC))
+        assert await world.metadata() is None
+
+    simulate(main)
+
+
+@pytest.mark.inv("INV5")
+def test_a_topic_made_anew_under_a_split_is_not_touched() -> None:
+    """Somebody removes the record and makes another topic of the name, which nobody has claimed yet."""
+
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 2)
+        found = await world.metadata()
+        assert found is not None
+        other = msgspec.json.encode(msgspec.structs.replace(found, incarnation="another", leader_epoch=0))
+
+        async def replace_it(name: str) -> None:
+            if name == "split:flip":
+                await world.store.put(topic_path(TOPIC), other)
+
+        with pytest.raises(TopicNotFound, match="made anew"):
+            await steps_of(split(broker, 0), replace_it)
+        await asyncio.sleep(5)
+        after = await world.until_settled()
+        assert (after.incarnation, after.epoch) == ("another", 0)
+
+    simulate(main)
+
+
+def test_nobody_campaigns_for_a_topic_that_is_gone() -> None:
+    """L-05: the standbys see the leader's record go after the topic's own."""
+
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 1)
+        for _ in range(3):
+            other = await world.broker()
+            await other.do(lambda service: service.controller(TOPIC))
+        seen: list[str] = []
+
+        async def look() -> None:
+            async with world.store.watch(controller_path(TOPIC)) as events:
+                async for event in events:
+                    seen.append(type(event).__name__)  # noqa: PERF401
+
+        looking = asyncio.get_running_loop().create_task(look())
+        await asyncio.sleep(1)
+        await broker.do(lambda service: service.delete_topic(TOPIC))
+        await asyncio.sleep(30)
+        assert seen == ["Put", "Synced", "Delete"]
+        looking.cancel()
+
+    for seed in range(10):
+        simulate(main, seed=seed)

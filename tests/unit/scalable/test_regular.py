@@ -1,0 +1,192 @@
+"""Stream consumers of regular topics, coordinated by an elected broker."""
+
+import asyncio
+
+import msgspec
+import pytest
+from tests.unit.scalable.coordination import Client, Stored, World, ids, virtually
+
+from braid.errors import Conflict, InvalidTopicName, LedElsewhere
+from braid.metadata.handle import Handle
+from braid.model.names import TopicName
+from braid.scalable.api import ConsumerRegistration
+from braid.scalable.records import REGULAR, controller_path
+from braid.scalable.regular import RegularTopicController
+
+TOPIC = TopicName.parse("persistent://public/default/orders")
+
+
+class Broker:
+    """One broker's controller of the topic."""
+
+    def __init__(self, world: World, number: int, count: dict[str, int | None]) -> None:
+        self.handle: Handle = world.engine.handle(f"broker-{number}")
+        self.count = count
+        self.closed: list[RegularTopicController] = []
+        self.controller = RegularTopicController(
+            world.runtime,
+            self.handle,
+            world.config,
+            world.segments,
+            TOPIC,
+            broker_id=lambda: f"broker-{number}",
+            partitions=self._partitions,
+            on_closed=self.closed.append,
+        )
+
+    async def _partitions(self, _topic: TopicName) -> int | None:
+        return self.count["partitions"]
+
+    async def start(self) -> "Broker":
+        await self.controller.start()
+        return self
+
+    async def join(self, name: str, subscription: str = "sub", kind: str = "STREAM") -> tuple[Client, list[int]]:
+        client = Client(name)
+        registration = ConsumerRegistration(name, 1, client)
+        return client, ids(await self.controller.register_consumer(subscription, registration, kind))  # type: ignore[arg-type]
+
+
+def partitions(world: World, count: int) -> dict[str, int | None]:
+    """The topic with so many partitions."""
+    for number in range(count):
+        world.segments.topics.setdefault(str(TOPIC.partition(number)), Stored([0, 0]))
+    if not count:
+        world.segments.topics.setdefault(str(TOPIC), Stored([0, 0]))
+    return {"partitions": count}
+
+
+def test_partitions_are_shared_among_stream_consumers_and_cursors_exist_first() -> None:
+    async def main(world: World) -> None:
+        broker = await Broker(world, 1, partitions(world, 4)).start()
+        a, mine = await broker.join("a")
+        assert mine == [0, 1, 2, 3]
+        assert all(stored.read == {"sub": 0} for stored in world.segments.topics.values())
+        b, mine = await broker.join("b")
+        assert mine == [2, 3]
+        assert [each.topic for each in a.pushed[-1].segments] == [str(TOPIC.partition(0)), str(TOPIC.partition(1))]
+        leader = await world.store.get(controller_path(TOPIC, REGULAR))
+        assert leader is not None and msgspec.json.decode(leader.value) == "broker-1"
+        assert sorted(await world.registrations(root=REGULAR)) == ["a", "b"]
+        assert await world.registrations() == {}
+        await broker.controller.unregister_consumer("sub", "a", a)
+        assert ids(b.pushed[-1]) == [0, 1, 2, 3]
+        broker.controller.consumer_disconnected("sub", "b", b)
+        stats = await broker.controller.stats()
+        assert stats["subscriptions"]["sub"]["connectedConsumers"] == 0
+        assert stats["subscriptions"]["sub"]["blocked_by"][0]["kind"] == "consumer-away"
+        assert stats["segments"]["3"]["name"] == str(TOPIC.partition(3))
+        await broker.controller.close()
+
+    virtually(main)
+
+
+def test_a_plain_topic_has_one_segment_and_one_that_becomes_partitioned_is_told_anew() -> None:
+    async def main(world: World) -> None:
+        count = partitions(world, 0)
+        broker = await Broker(world, 1, count).start()
+        a, mine = await broker.join("a")
+        assert mine == [0]
+        count.update(partitions(world, 3))
+        await asyncio.sleep(6)
+        assert [each.topic for each in a.pushed[-1].segments] == [str(TOPIC.partition(number)) for number in range(3)]
+        assert all(world.segments.topics[str(TOPIC.partition(number))].read == {"sub": 0} for number in range(3))
+        count.update(partitions(world, 4))
+        await asyncio.sleep(6)
+        assert ids(a.pushed[-1]) == [0, 1, 2, 3]
+        await broker.controller.close()
+
+    virtually(main)
+
+
+def test_who_keeps_the_same_number_is_told_that_it_is_another_topic() -> None:
+    async def main(world: World) -> None:
+        count = partitions(world, 0)
+        broker = await Broker(world, 1, count).start()
+        a, _ = await broker.join("a")
+        b, mine = await broker.join("b")
+        assert mine == []
+        count.update(partitions(world, 2))
+        await asyncio.sleep(6)
+        assert [each.topic for each in a.pushed[-1].segments] == [str(TOPIC.partition(0))]
+        assert [each.topic for each in b.pushed[-1].segments] == [str(TOPIC.partition(1))]
+        await broker.controller.close()
+
+    virtually(main)
+
+
+def test_bad_requests_have_their_error() -> None:
+    async def main(world: World) -> None:
+        broker = await Broker(world, 1, partitions(world, 2)).start()
+        await broker.join("a")
+        with pytest.raises(Conflict, match="STREAM"):
+            await broker.join("b", kind="CHECKPOINT")
+        with pytest.raises(InvalidTopicName):
+            await broker.join("b", subscription="a/b")
+        await broker.join("g", subscription="group", kind="CHECKPOINT")
+        assert all("group" not in stored.read for stored in world.segments.topics.values())
+        await broker.controller.close()
+
+    virtually(main)
+
+
+@pytest.mark.req("R468-67", "R468-12")
+def test_another_broker_goes_on_with_the_same_assignment() -> None:
+    async def main(world: World) -> None:
+        count = partitions(world, 4)
+        first, second = await Broker(world, 1, count).start(), await Broker(world, 2, count).start()
+        a, _ = await first.join("a")
+        _, before = await first.join("b")
+        with pytest.raises(LedElsewhere):
+            await second.join("a")
+        await first.controller.close()
+        assert a.error is not None
+        assert first.closed == [first.controller]
+        await asyncio.sleep(6)
+        assert second.controller.is_leading
+        await second.controller.wait_ready()
+        assert second.controller.is_ready
+        _, mine = await second.join("b")
+        assert mine == before
+        assert len(second.controller.layout.all_segments) == 4
+        await second.controller.close()
+
+    virtually(main)
+
+
+def test_a_killed_leader_is_replaced() -> None:
+    async def main(world: World) -> None:
+        count = partitions(world, 4)
+        first, second = await Broker(world, 1, count).start(), await Broker(world, 2, count).start()
+        _, before = await first.join("a")
+        first.controller.kill()
+        first.handle.pause_heartbeat()
+        await asyncio.sleep(60)
+        _, mine = await second.join("a")
+        assert mine == before
+        await second.controller.close()
+
+    virtually(main)
+
+
+def test_coordination_that_nobody_needs_is_given_up_and_that_of_a_deleted_topic_removed() -> None:
+    async def main(world: World) -> None:
+        count = partitions(world, 2)
+        broker = await Broker(world, 1, count).start()
+        a, _ = await broker.join("a")
+        await asyncio.sleep(200)
+        assert not broker.controller.is_closed  # somebody is there
+        await broker.controller.unregister_consumer("sub", "a", a)
+        await asyncio.sleep(100)
+        assert broker.controller.is_closed and broker.closed
+        assert await world.store.get(controller_path(TOPIC, REGULAR)) is None
+        assert await world.subscription(root=REGULAR) is not None
+        again = await Broker(world, 2, count).start()
+        await again.controller.wait_ready()
+        count["partitions"] = None
+        world.segments.topics.clear()
+        await asyncio.sleep(100)
+        assert again.controller.is_closed
+        assert await world.subscription(root=REGULAR) is None
+
+    virtually(main)

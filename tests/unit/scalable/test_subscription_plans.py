@@ -1,0 +1,401 @@
+"""Create, delete, seek and clear-backlog of subscriptions: what they do, and what is left when they are cut anywhere."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from tests.unit.scalable.coordination import TOPIC, Leader, World, held, ids, join, virtually
+
+from braid.errors import (
+    Conflict,
+    InvalidArgument,
+    InvalidTopicName,
+    NotReady,
+    PreconditionFailed,
+    SubscriptionNotFound,
+    TopicNotFound,
+)
+from braid.metadata.claims import StaleLeader
+from braid.model.layout import SegmentLayout
+from braid.model.segments import physical_name
+from braid.runtime.plans import Moment, watching
+from braid.scalable.config import ScalableConfig
+from braid.scalable.records import SubscriptionMetadata
+from braid.scalable.subscription_plans import SubscriptionPlans
+
+
+def grown() -> SegmentLayout:
+    """0 -> 2, 3; 1 is active; sealed at 50, children made at 50."""
+    return SegmentLayout.initial(2, 10).split(0, 50)
+
+
+async def coordinated(world: World, leader: Leader, layout: SegmentLayout, name: str = "sub") -> None:
+    """A subscription with a coordinator, as the controller makes it."""
+    record = await leader.plans(lambda: layout).create(name, "STREAM", "earliest")
+    await leader.coordinator(layout, record, name=name).restore()
+
+
+@pytest.mark.req("R468-37", "R468-81")
+@pytest.mark.parametrize(("initial", "read"), [("earliest", 0), ("latest", 3)])
+def test_a_new_subscription_has_cursors_on_every_segment_sealed_and_active(initial: str, read: int) -> None:
+    async def main(world: World) -> None:
+        layout = grown()
+        world.segments.fill(TOPIC, layout, 3)
+        plans = (await world.leader()).plans(lambda: layout)
+        record = await plans.create("sub", "STREAM", initial)  # type: ignore[arg-type]
+        assert [stored.read for stored in world.segments.topics.values()] == [{"sub": read}] * 4
+        assert record == await world.subscription()
+        assert (record.type, record.initial, record.created_at_epoch, record.pending) == ("STREAM", initial, 1, None)
+        assert await plans.create("sub", "STREAM", "latest") == record  # the one that is there
+        assert world.segments.at(layout, 1).read == {"sub": read}
+
+    virtually(main)
+
+
+def test_checkpoint_subscriptions_have_a_record_and_no_cursors() -> None:
+    async def main(world: World) -> None:
+        layout = grown()
+        world.segments.fill(TOPIC, layout, 3)
+        plans = (await world.leader()).plans(lambda: layout)
+        assert (await plans.create("group", "CHECKPOINT", "earliest")).type == "CHECKPOINT"
+        assert all(not stored.read for stored in world.segments.topics.values())
+        with pytest.raises(PreconditionFailed, match="checkpoint"):
+            await plans.seek("group", 5)
+        await plans.delete("group")
+        assert world.segments.trace == []
+        assert await world.subscription("group") is None
+
+    virtually(main)
+
+
+def test_bad_input_has_its_error_and_changes_nothing() -> None:
+    async def main(world: World) -> None:
+        layout = grown()
+        world.segments.fill(TOPIC, layout, 3)
+        plans = (await world.leader()).plans(lambda: layout)
+        await plans.create("sub", "QUEUE", "earliest")
+        world.segments.trace.clear()
+        with pytest.raises(Conflict, match="QUEUE"):
+            await plans.create("sub", "STREAM", "earliest")
+        for name in ("", " x", "a/b"):
+            with pytest.raises(InvalidTopicName):
+                await plans.create(name, "STREAM", "earliest")
+        with pytest.raises(InvalidArgument, match="-1"):
+            await plans.seek("sub", -1)
+        for call in (plans.delete("none"), plans.seek("none", 1), plans.clear_backlog("none")):
+            with pytest.raises(SubscriptionNotFound, match="none"):
+                await call
+        await plans.create("second", "STREAM", "earliest")
+        with pytest.raises(PreconditionFailed, match="max_subscriptions_per_topic"):
+            await plans.create("third", "STREAM", "earliest")
+        assert await world.subscription("third") is None
+
+    virtually(main, config=ScalableConfig(max_subscriptions_per_topic=2))
+
+
+@pytest.mark.req("R468-82")
+def test_deleting_a_subscription_ends_its_consumers_and_removes_every_cursor_and_record() -> None:
+    async def main(world: World) -> None:
+        layout = grown()
+        world.segments.fill(TOPIC, layout, 3)
+        leader = await world.leader()
+        await coordinated(world, leader, layout)
+        client, _ = await join(leader.coordinators["sub"], "a")
+        del world.segments.topics[str(physical_name(TOPIC, layout.segment(0)))]  # a missing sealed topic is no obstacle
+        await leader.plans(lambda: layout).delete("sub")
+        assert isinstance(client.error, SubscriptionNotFound)
+        assert all(not stored.read for stored in world.segments.topics.values())
+        assert await world.registrations() == {}
+        assert await world.subscription() is None
+
+    virtually(main)
+
+
+@pytest.mark.inv("INV8")
+def test_a_seek_takes_everything_away_resets_and_gives_back_in_order() -> None:
+    async def main(world: World) -> None:
+        layout = grown()
+        world.segments.fill(TOPIC, layout, 4, "sub")
+        for number, times in {0: [20, 30, 40, 45], 1: [20, 40, 60, 80], 2: [55, 56, 57, 58], 3: [51, 60, 70, 80]}.items():
+            stored = world.segments.at(layout, number)
+            stored.times, stored.read["sub"] = times, 4
+        leader = await world.leader()
+        await coordinated(world, leader, layout)
+        coordinator = leader.coordinators["sub"]
+        a, _ = await join(coordinator, "a")
+        b, _ = await join(coordinator, "b")
+        before = held(coordinator)
+        assert sorted(number for each in before.values() for number in each) == [1, 2, 3]  # 0 is drained
+        a.pushed.clear()
+        world.segments.at(layout, 1).attached.append("somebody")
+
+        def let_go(operation: str, segment: str) -> None:
+            if operation == "seek":
+                assert held(coordinator) == {"a": (), "b": ()}
+                assert coordinator.state().state == "RESETTING"
+                assert [ids(each) for each in a.pushed] == [[]]
+            if a.pushed and operation == "backlog" and segment.endswith("-1"):
+                world.segments.at(layout, 1).attached.clear()
+
+        world.segments.hook = let_go
+        began = asyncio.get_running_loop().time()
+        await leader.plans(lambda: layout).seek("sub", 40)
+        assert asyncio.get_running_loop().time() - began < 2.5  # it did not wait for longer than needed
+        read = [world.segments.at(layout, number).read["sub"] for number in range(4)]
+        assert read == [2, 1, 0, 0]  # the owner's append times decide; segments made later are read whole
+        assert sorted(number for each in held(coordinator).values() for number in each) == [0, 1]  # the barrier is back
+        world.segments.at(layout, 0).read["sub"] = 4
+        await asyncio.sleep(6)
+        assert sorted(number for each in held(coordinator).values() for number in each) == [1, 2, 3]
+        assert (await world.subscription()).pending is None  # type: ignore[union-attr]
+        assert b.pushed[0].segments == ()
+
+    virtually(main)
+
+
+def test_after_a_reset_everyone_has_what_it_had() -> None:
+    async def main(world: World) -> None:
+        layout = SegmentLayout.initial(6, 10)
+        world.segments.fill(TOPIC, layout, 2, "sub")
+        leader = await world.leader()
+        await coordinated(world, leader, layout)
+        coordinator = leader.coordinators["sub"]
+        for name in ("c", "a", "b"):
+            await join(coordinator, name)
+        before = held(coordinator)
+        await leader.plans(lambda: layout).clear_backlog("sub")
+        assert held(coordinator) == before
+        assert all(stored.read == {"sub": 2} for stored in world.segments.topics.values())
+
+    virtually(main)
+
+
+def test_a_drained_look_that_began_before_a_seek_proves_nothing() -> None:
+    async def main(world: World) -> None:
+        layout = SegmentLayout.initial(1, 10).split(0, 50)
+        world.segments.fill(TOPIC, layout, 2, "sub")
+        leader = await world.leader()
+        await coordinated(world, leader, layout)
+        coordinator = leader.coordinators["sub"]
+        await join(coordinator, "a")
+        world.segments.at(layout, 0).read["sub"] = 2
+        look = asyncio.get_running_loop().create_task(coordinator.drains._look())
+        await asyncio.sleep(0)
+        coordinator.drains.forget()
+        await look
+        assert coordinator.drains.drained == set()
+
+    virtually(main)
+
+
+def test_a_missing_cursor_is_made_and_a_missing_sealed_topic_is_skipped() -> None:
+    async def main(world: World) -> None:
+        layout = grown()
+        world.segments.fill(TOPIC, layout, 2)
+        await world.put_subscription(SubscriptionMetadata(type="QUEUE", created_at_epoch=0))
+        del world.segments.topics[str(physical_name(TOPIC, layout.segment(0)))]
+        plans = (await world.leader()).plans(lambda: layout)
+        await plans.clear_backlog("sub")
+        assert [stored.read for stored in world.segments.topics.values()] == [{"sub": 2}] * 3
+        await plans.seek("sub", 0)
+        assert [stored.read for stored in world.segments.topics.values()] == [{"sub": 0}] * 3
+        del world.segments.topics[str(physical_name(TOPIC, layout.segment(1)))]  # an active one is needed
+        with pytest.raises(TopicNotFound):
+            await plans.seek("sub", 0)
+
+    virtually(main)
+
+
+def test_an_owner_that_fails_leaves_the_operation_pending_and_the_consumers_without_segments() -> None:
+    async def main(world: World) -> None:
+        layout = grown()
+        world.segments.fill(TOPIC, layout, 2, "sub")
+        leader = await world.leader()
+        await coordinated(world, leader, layout)
+        coordinator = leader.coordinators["sub"]
+        await join(coordinator, "a")
+        world.segments.fail = lambda operation, segment: NotReady("x") if operation == "seek" and "-1" in segment[-3:] else None
+        plans = leader.plans(lambda: layout)
+        with pytest.raises(NotReady):
+            await plans.seek("sub", 5)
+        record = await world.subscription()
+        assert record is not None and record.pending is not None and record.pending.kind == "seek"
+        await asyncio.sleep(30)
+        assert held(coordinator) == {"a": ()}
+        with pytest.raises(NotReady):
+            await plans.roll_forward()
+        world.segments.fail = lambda _operation, _segment: None
+        await plans.roll_forward()
+        assert held(coordinator) != {"a": ()}
+        assert (await world.subscription()).pending is None  # type: ignore[union-attr]
+
+    virtually(main)
+
+
+class Crash(BaseException):
+    """The leader dies here."""
+
+
+Operation = Callable[[SubscriptionPlans], Awaitable[object]]
+OPERATIONS: dict[str, Operation] = {
+    "create": lambda plans: plans.create("new", "STREAM", "earliest"),
+    "delete": lambda plans: plans.delete("sub"),
+    "seek": lambda plans: plans.seek("sub", 40),
+    "clear-backlog": lambda plans: plans.clear_backlog("sub"),
+}
+
+
+async def steps_of(world: World, operation: Operation) -> list[str]:
+    seen: list[str] = []
+
+    async def note(name: str, moment: Moment) -> None:
+        if moment == "before":
+            seen.append(name)
+
+    plans = await prepared(world)
+    with watching(note):
+        await operation(plans)
+    return seen
+
+
+async def prepared(world: World) -> SubscriptionPlans:
+    layout = grown()
+    world.segments.fill(TOPIC, layout, 2, "sub")
+    leader = await world.leader()
+    world.segments.at(layout, 0).read["sub"] = 2
+    await coordinated(world, leader, layout)
+    await join(leader.coordinators["sub"], "a")
+    await join(leader.coordinators["sub"], "b")
+    world.leaders = [leader]  # type: ignore[attr-defined]
+    return leader.plans(lambda: layout)
+
+
+def points() -> list[tuple[str, str, Moment]]:
+    found: list[tuple[str, str, Moment]] = []
+    for kind, operation in OPERATIONS.items():
+        for name in virtually(lambda world, operation=operation: steps_of(world, operation)):  # type: ignore[misc]
+            found += [(kind, name, "before"), (kind, name, "after")]
+    return found
+
+
+@pytest.mark.inv("INV6", "INV8")
+@pytest.mark.parametrize(("kind", "name", "moment"), points())
+def test_an_operation_cut_anywhere_is_finished_by_the_next_leader_or_never_began(kind: str, name: str, moment: Moment) -> None:
+    async def main(world: World) -> None:
+        plans = await prepared(world)
+        layout = grown()
+        first: Leader = world.leaders[0]  # type: ignore[attr-defined]
+
+        async def crash(step: str, when: Moment) -> None:
+            if (step, when) == (name, moment):
+                raise Crash
+
+        with watching(crash), pytest.raises(Crash):
+            await OPERATIONS[kind](plans)
+        await first.crash()
+        second = await world.leader()
+        has_begun = (name.partition(":")[2], moment) != ("intend", "before")
+        await second.plans(lambda: layout).roll_forward()
+        sub, new = await world.subscription("sub"), await world.subscription("new")
+        assert all(each is None or each.pending is None for each in (sub, new))
+        reads = [stored.read for stored in world.segments.topics.values()]
+        if kind == "create":
+            assert (new is not None) == has_begun
+            assert all(("new" in each) == has_begun for each in reads)
+        if kind == "delete":
+            assert (sub is None) == has_begun
+            assert all(("sub" in each) != has_begun for each in reads)
+            assert list(await world.registrations()) == ([] if has_begun else ["a", "b"])
+        if kind in ("seek", "clear-backlog"):
+            after = [2, 2, 0, 0] if kind == "seek" else [2, 2, 2, 2]
+            expected = after if has_begun else [2, 0, 0, 0]
+            assert [world.segments.at(layout, number).read["sub"] for number in range(4)] == expected
+        if sub is not None:
+            coordinator = second.coordinator(layout, sub)
+            await coordinator.restore()
+            for stored in world.segments.topics.values():
+                stored.read["sub"] = 0  # as if everything were to be read again: what does the new leader take for drained?
+            world.segments.fail = lambda _operation, _segment: NotReady("nobody can be asked")
+            await asyncio.sleep(5)
+            shares = {number for each in held(coordinator).values() for number in each}
+            is_proof_gone = kind in ("seek", "clear-backlog") and has_begun and (name, moment) != (f"{kind}:give-back", "after")
+            assert shares == ({0, 1} if is_proof_gone else {1, 2, 3})
+
+    virtually(main)
+
+
+def test_the_crash_points_were_found() -> None:
+    assert len(points()) == 2 * (3 + 5 + 5 + 5)
+
+
+def test_a_coordinator_made_while_a_seek_is_pending_gives_nothing_out_before_it_is_finished() -> None:
+    async def main(world: World) -> None:
+        plans = await prepared(world)
+        layout = grown()
+        first: Leader = world.leaders[0]  # type: ignore[attr-defined]
+        world.segments.fail = lambda operation, _segment: NotReady("x") if operation == "seek" else None
+        with pytest.raises(NotReady):
+            await plans.seek("sub", 40)
+        await first.crash()
+        second = await world.leader()
+        with pytest.raises(NotReady):
+            await second.plans(lambda: layout).roll_forward()
+        record = await world.subscription()
+        coordinator = second.coordinator(layout, record)
+        await coordinator.restore()
+        _, mine = await join(coordinator, "a")
+        await asyncio.sleep(10)
+        assert mine == [] and held(coordinator) == {"a": (), "b": ()}
+        world.segments.fail = lambda _operation, _segment: None
+        await second.plans(lambda: layout).roll_forward()
+        assert {number for each in held(coordinator).values() for number in each} == {1, 2, 3}
+
+    virtually(main)
+
+
+@pytest.mark.inv("INV8")
+def test_what_was_assigned_before_a_pending_seek_proves_nothing_to_the_next_leader() -> None:
+    async def main(world: World) -> None:
+        plans = await prepared(world)
+        first: Leader = world.leaders[0]  # type: ignore[attr-defined]
+        layout = grown()
+
+        async def crash(step: str, when: Moment) -> None:
+            if (step, when) == ("seek:intend", "after"):
+                raise Crash
+
+        with watching(crash), pytest.raises(Crash):
+            await plans.seek("sub", 0)
+        await first.crash()
+        assert {number for each in (await world.registrations()).values() for number in each.segments} == {1, 2, 3}
+        second = await world.leader()
+        coordinator = second.coordinator(layout, await world.subscription())  # before anybody finished the seek
+        _, mine = await join(coordinator, "a")
+        assert mine == []
+        assert coordinator.drains.drained == set()
+        await second.plans(lambda: layout).roll_forward()
+        assert {number for each in held(coordinator).values() for number in each} == {0, 1}
+
+    virtually(main)
+
+
+@pytest.mark.inv("INV4")
+def test_a_deposed_leader_finishes_nothing() -> None:
+    async def main(world: World) -> None:
+        plans = await prepared(world)
+        first: Leader = world.leaders[0]  # type: ignore[attr-defined]
+        first.election.abandon()
+        await world.store.delete(first.leadership.key)
+        second = await world.leader()
+        successor = second.plans(grown)
+        await successor.clear_backlog("sub")
+        reads = [dict(stored.read) for stored in world.segments.topics.values()]
+        for kind in ("delete", "seek"):
+            with pytest.raises(StaleLeader):
+                await OPERATIONS[kind](plans)
+        assert not first.leadership.holds()
+        with pytest.raises(StaleLeader):
+            await OPERATIONS["create"](plans)
+        assert [stored.read for stored in world.segments.topics.values()] == reads
+
+    virtually(main)
