@@ -9,7 +9,7 @@ WORKLOAD ?=
 PLANT ?=
 SUITE ?=
 
-.PHONY: setup demo test check fmt bench kill sim power fuzz clients docs proto lock suite-python clean help
+.PHONY: setup demo test check fmt bench kill sim churn moves power fuzz clients docs proto lock suite-python clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -24,7 +24,7 @@ $(READY): requirements/dev.txt pyproject.toml packages/braid-spark/pyproject.tom
 		-e . -e packages/braid-spark -e packages/braid-cluster-switch
 	@touch $(READY)
 
-demo: setup  ## start a broker, use it, kill it, restart it, verify
+demo: setup  ## start a broker, kill it, split and merge a topic under load, verify
 	$(BIN)/python examples/demo.py
 
 test: setup  ## all tests with their short counts (at most 12 minutes on 2 cores)
@@ -50,17 +50,20 @@ bench: setup  ## measure publish, delivery, latency, memory, restart
 kill: setup  ## kill -9 the broker 50 times under load and look for lost or reordered messages
 	$(BIN)/python tests/e2e/kill_loop.py --kills 50
 
-sim: setup  ## seeds of the simulator: make sim [SEED=n] [WORKLOAD=W1|W2|W9] [SEEDS=n] [PLANT=k]
+sim: setup  ## seeds of the simulator: make sim [SEED=n] [WORKLOAD=W1|W2|W3|W6|W9] [SEEDS=n] [PLANT=k]
 	$(BIN)/python -m tests.sim.run_sim $(if $(SEED),--seed $(SEED)) $(if $(WORKLOAD),--workload $(WORKLOAD)) \
 		$(if $(SEEDS),--seeds $(SEEDS)) $(if $(PLANT),--plant $(PLANT))
 
 moves: setup  ## three brokers under load, a topic moves every second, one broker is killed and one paused past its session
 	$(BIN)/python tests/e2e/move_loop.py --seconds 60 --interval 1.0
 
+churn: setup  ## 200 random splits and merges under load, leaders and owners killed: loss, order, duplicates
+	$(BIN)/python -m tests.e2e.churn_loop
+
 power: setup  ## 200 seeded power cuts of the whole broker on a forgetful file system
 	$(BIN)/python tests/power/power_loop.py --cuts 200
 
-clients: setup  ## the Go, Rust, Java and Node clients against braid standalone (needs their toolchains)
+clients: setup  ## the Go, Rust, Java 4, Java V5 and Node clients against braid standalone (needs their toolchains)
 	$(BIN)/python tests/clients/run.py
 
 fuzz: setup  ## structure-aware fuzzing of the binary protocol, ten minutes, then of the admin API, five

@@ -164,7 +164,11 @@ class TransactionConflict(Conflict):
     code = 23
 
 
-class ConsumerDisplaced(Conflict):
+class KindConflict(Conflict):
+    """A subscription of another kind of consumers has the name; one of the wanted kind needs another name."""
+
+
+class ConsumerDisplaced(ConsumerAssignFailed):
     """Another consumer took this one's name over; the newest connection wins. Use another name, or close the other consumer."""
 
 

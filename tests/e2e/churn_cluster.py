@@ -45,7 +45,9 @@ class Cluster:
         began = time.monotonic()
         self.history = History(lambda: time.monotonic() - began)
         self._config = StandaloneConfig(
-            broker=BrokerConfig(reconcile_seconds=0.5, retention_minutes=retention_minutes, retention_check_seconds=2),
+            broker=BrokerConfig(
+                reconcile_seconds=0.5, retention_minutes=retention_minutes, retention_mb=-1 if retention_minutes else 0
+            ),
             storage=StorageConfig(session_timeout_seconds=session_seconds),
             scalable_topics=scalable or ScalableConfig(),
         )

@@ -26,7 +26,7 @@ from tests.e2e.churn_cluster import Cluster, patiently
 from braid.client import Message
 from braid.client.checkpoints import Checkpoint
 from braid.client.messages import EARLIEST
-from braid.errors import BraidError, Conflict, DeadlineExceeded, Rejected
+from braid.errors import BraidError, Conflict, DeadlineExceeded
 from braid.model.layout import SegmentLayout
 from braid.model.names import TopicName
 from braid.model.segments import physical_name
@@ -296,31 +296,36 @@ class Churn:
             await asyncio.sleep(0.01)
 
     async def _resize(self, admin: Any) -> None:
-        """One split or merge that is done or, after an error, certainly on its way."""
-        layout = self._layout()
-        active = layout.active_in_order
-        is_split = len(active) < 2 or (len(active) < MOST_SEGMENTS and self.chance.random() < 0.5)
-        number = self.history.invoke("admin", "split" if is_split else "merge", [TOPIC])
+        """One split or merge that happens; if the leader died before it wrote it down, another one is asked for."""
+        before = self._layout().next_segment_id
+        while True:
+            is_split = await self._ask(admin)
+            await patiently("the operation", SETTLE_SECONDS, self._nothing_pending)
+            if self._layout().next_segment_id > before:
+                break
+        self.report.operations += 1
+        self.report.splits += is_split
+        self.report.merges += not is_split
 
-        async def attempt() -> None:
+    async def _ask(self, admin: Any) -> bool:
+        """Ask for a split (then True) or a merge."""
+        active = self._layout().active_in_order
+        is_split = len(active) < 2 or (len(active) < MOST_SEGMENTS and self.chance.random() < 0.5)
+        what = "split" if is_split else "merge"
+        number = self.history.invoke("admin", what, [TOPIC])
+        try:
             if is_split:
                 await admin.scalable_topics.split_segment(TOPIC, self.chance.choice(active).segment_id)
             else:
                 at = self.chance.randrange(len(active) - 1)
                 await admin.scalable_topics.merge_segments(TOPIC, active[at].segment_id, active[at + 1].segment_id)
-
-        try:
-            await attempt()
-            kind: Any = "ok"
-        except (Rejected, Conflict, BraidError) as error:
+        except BraidError as error:
             log.info("refused: %s", error)
             self.report.refused += 1
-            kind = "info"
-        self.history.add("admin", kind, "split" if is_split else "merge", [TOPIC], number=number)
-        self.report.operations += 1
-        self.report.splits += is_split
-        self.report.merges += not is_split
-        await patiently("the operation", SETTLE_SECONDS, self._nothing_pending)
+            self.history.add("admin", "info", what, [TOPIC], number=number)
+        else:
+            self.history.add("admin", "ok", what, [TOPIC], number=number)
+        return is_split
 
     def _layout(self) -> SegmentLayout:
         record = self.cluster.record(TOPIC)

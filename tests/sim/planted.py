@@ -6,11 +6,12 @@ from the product's own source with one line changed; if that line is no longer t
 
 from __future__ import annotations
 
-import inspect
-import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
+
+from tests.sim.planted_scalable import SCALABLE_PLANTS
+from tests.sim.planting import Patch, Plant, changed
 
 from braid.ledger.backends.local.journal import Journal
 from braid.ledger.backends.local.ledgerfile import BlockReader
@@ -22,55 +23,33 @@ from braid.testing.sim.world import SimDisk
 from braid.wire.entries import entry_metadata
 
 
-class Plant(NamedTuple):
-    """A bug, where it shows, and which checkers may catch it."""
-
-    title: str
-    workload: str
-    seed: int
-    """A seed that catches it."""
-    checkers: tuple[str, ...]
-    apply: Callable[[], tuple[Any, str, Any]]
-    """Gives the class, the attribute and what stands there instead."""
-
-
-def changed(owner: type, name: str, old: str, new: str, **names: Any) -> tuple[Any, str, Any]:
-    """A method with one piece of its source exchanged."""
-    method = getattr(owner, name)
-    source = textwrap.dedent(inspect.getsource(method))
-    if source.count(old) != 1:
-        raise AssertionError(f"cannot plant: {owner.__name__}.{name} does not contain {old!r} once")
-    scope = dict(method.__globals__, **names)
-    exec(compile("from __future__ import annotations\n" + source.replace(old, new), f"<planted {name}>", "exec"), scope)
-    return owner, name, scope[name]
-
-
-def leaking_watches() -> tuple[Any, str, Any]:
+def leaking_watches() -> list[Patch]:
     async def stay(_watch: Any, *_error: Any) -> None:
         """The watch is left and nobody is told."""
 
-    return Watch, "__aexit__", stay
+    return [(Watch, "__aexit__", stay)]
 
 
-def early_receipts() -> tuple[Any, str, Any]:
+def early_receipts() -> list[Patch]:
     honest = SimDisk.__init__
 
     def lying(disk: Any, rng: Any, **options: Any) -> None:
         honest(disk, rng, **{**options, "early_receipt": "journal-"})
 
-    return SimDisk, "__init__", lying
+    return [(SimDisk, "__init__", lying)]
 
 
-def no_reconcile() -> tuple[Any, str, Any]:
+def no_reconcile() -> list[Patch]:
     honest = LeaderElection.__init__
 
     def never(election: Any, *args: Any, **options: Any) -> None:
         honest(election, *args, **{**options, "reconcile_seconds": 1e9})
 
-    return LeaderElection, "__init__", never
+    return [(LeaderElection, "__init__", never)]
 
 
 PLANTS: dict[int, Plant] = {
+    **SCALABLE_PLANTS,
     10: Plant("watch listener leak", "W9", 0, ("C19",), leaking_watches),
     18: Plant(
         "seek by the client's time",
@@ -88,7 +67,7 @@ PLANTS: dict[int, Plant] = {
     19: Plant(
         "fsync skipped on segment roll",
         "W1",
-        17,
+        7,
         ("C1", "start", "C3", "C12"),
         lambda: changed(Journal, "_begin", "self._files.sync_dir(self._directory)", "pass"),
     ),
@@ -117,13 +96,15 @@ def planted(number: int | None) -> Iterator[None]:
     if number is None:
         yield
         return
-    owner, name, replacement = PLANTS[number].apply()
-    before = owner.__dict__.get(name)
-    setattr(owner, name, replacement)
+    patches = PLANTS[number].apply()
+    before = [owner.__dict__.get(name) for owner, name, _replacement in patches]
+    for owner, name, replacement in patches:
+        setattr(owner, name, replacement)
     try:
         yield
     finally:
-        if before is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
+        for (owner, name, _replacement), honest in zip(patches, before, strict=True):
+            if honest is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, honest)

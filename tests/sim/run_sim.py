@@ -15,6 +15,7 @@ import time
 from typing import Any, NamedTuple
 
 from tests.sim.planted import PLANTS, planted
+from tests.sim.planting import Plant
 
 from braid.testing.sim.workloads import WORKLOADS, run
 
@@ -93,13 +94,17 @@ def summary(results: list[Result], seconds: float) -> None:
     print(f"{len(results)} seeds in {seconds:.0f} s: {60 * len(results) / max(seconds, 0.001):.0f} per minute")
 
 
+def caught_by(bug: Plant, result: Result) -> list[str]:
+    """What the checkers say that are meant to catch the bug."""
+    return [text for text in result.violations if text.split(":")[0] in bug.checkers]
+
+
 def catch(plant: int, first: int, seeds: int) -> int:
     """Find the first seed that catches a planted bug."""
     bug = PLANTS[plant]
     for seed in range(first, first + seeds):
         result = run_one((bug.workload, seed, plant))
-        caught = [text for text in result.violations if text.split(":")[0] in bug.checkers]
-        if caught:
+        if caught := caught_by(bug, result):
             print(f"planted bug {plant} ({bug.title}) caught by {bug.workload} seed {seed}: {caught[0][:300]}")
             return 0
     print(f"planted bug {plant} ({bug.title}) NOT caught by {bug.workload} seeds {first} to {first + seeds - 1}")

@@ -169,3 +169,33 @@ def test_a_checkpoint_of_a_deleted_topic_is_refused_by_its_successor() -> None:
     assert dag_checkers.checkpoints(history(*rows, refused, restore("c", None, "j"), read("c", 5))) == []
     found = dag_checkers.checkpoints(history(*rows, restore("b", "one", "j")))
     assert names(found) == ["C17"] and "predecessor" in found[0].text
+
+
+def call(kind: str, term: int, number: int = 1) -> Row:
+    return ("b", kind, "segment-call", [T, "segment://s", "terminate"], {"epoch": term, "number": number})
+
+
+def test_owners_refuse_leaders_that_have_a_successor() -> None:
+    def check(*rows: Row) -> list[str]:
+        return names(dag_checkers.stale_calls(history(*rows)))
+
+    assert check(layout(0, 1, 4), call("invoke", 4), call("ok", 4)) == []
+    assert check(layout(0, 1, 4), call("invoke", 4), layout(0, 1, 7), call("ok", 4)) == [], "it was under way"
+    assert check(layout(0, 1, 7), call("invoke", 4)) == [], "refused"
+    assert check(layout(0, 1, 7), call("invoke", 4), call("ok", 4)) == ["C13"]
+
+
+def test_in_peace_a_message_comes_twice_only_after_its_consumer_left() -> None:
+    def check(*rows: Row) -> list[str]:
+        return names(dag_checkers.handed_over(history(*rows), ordered=["s"]))
+
+    again = ("d", *got(0, 0)[1:])
+    assert check(got(0, 0), got(1, 0)) == []
+    assert check(got(0, 0), again) == ["C3"]
+    assert check(got(0, 0), ("c", "info", "leave", [T, "s"]), again) == []
+    assert check(got(0, 0), ("world", "info", "fault", ["kill"]), again) == []
+
+
+def test_lanes_are_bounded_by_segments() -> None:
+    assert dag_checkers.lanes_bounded(history(("p", "info", "lanes", [T, "p", 9, 3]))) == []
+    assert names(dag_checkers.lanes_bounded(history(("p", "info", "lanes", [T, "p", 40, 3])))) == ["C19"]

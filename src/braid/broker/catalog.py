@@ -7,10 +7,11 @@ belongs to is still wanted, and takes the topic back if not. Must not know which
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 from braid.broker.namespaces import Namespaces
-from braid.broker.topic_records import INCARNATION, TopicRecords
+from braid.broker.topic_records import INCARNATION, TopicRecords, find_segment
 from braid.errors import AlreadyExists, NotAllowed, TopicNotFound
 from braid.managedledger.factory import ManagedLedgerFactory
 from braid.model.names import Domain, NamespaceName, TopicName, check_new_topic
@@ -133,7 +134,7 @@ class TopicCatalog:
     async def _check_not_scalable(self, name: TopicName) -> None:
         """The same for a client, which must not come again and again."""
         if await self.records.read(name) is not None:
-            raise NotAllowed(f"{name.scalable} is a scalable topic; use that name, with Braid's SDK or a Pulsar 5 client.")
+            raise _is_scalable(name)
 
     async def regular_partitions(self, name: TopicName) -> int | None:
         """Partitions of the regular topic with the identity of `name`, 0 if it has none, None if there is no such topic."""
@@ -144,7 +145,7 @@ class TopicCatalog:
         record = await self.namespaces.partitions(regular, fresh=True)
         if record is not None and not record.deleted:
             return record.partitions
-        return 0 if await self.logs.exists(regular.managed_ledger_name) else None
+        return 0 if await self.logs.exists(regular.managed_ledger_name, fresh=True) else None
 
     async def list_topics(self, namespace: NamespaceName) -> list[str]:
         """Names of the persistent topics of a namespace, partitions one by one."""
@@ -170,9 +171,9 @@ class TopicCatalog:
         policies = await self.namespaces.policies(name.namespace)
         return policies.auto_topic_creation.allow_auto_topic_creation
 
-    async def check_created(self, name: TopicName) -> None:
-        """A topic was just created: undo that if what it belongs to is being deleted or gone (TopicNotFound), or a partitioned
-        topic (NotAllowed) or a scalable one (AlreadyExists) got its name."""
+    async def check_created(self, name: TopicName, properties: Mapping[str, str] | None = None) -> None:
+        """A topic was just created, with these properties of its log: undo that if what it belongs to is being deleted or gone
+        (TopicNotFound), or a partitioned topic (NotAllowed) or a scalable one (AlreadyExists) got its name."""
         try:
             await self.namespaces.check_takes_topics(name.namespace)
             if name.domain is Domain.SEGMENT:
@@ -185,14 +186,34 @@ class TopicCatalog:
             if record is not None and name.partition_index < 0:
                 raise _is_partitioned(name)
         except (TopicNotFound, NotAllowed, AlreadyExists):
-            await self.logs.delete(name.managed_ledger_name)
+            with suppress(TopicNotFound):  # replaced by the log of a topic made anew meanwhile
+                await self.logs.delete(name.managed_ledger_name, properties)
             raise
+
+    async def check_unused(self, name: TopicName) -> None:
+        """A regular topic without any data is loaded: if its creator crashed before it looked whether a scalable topic has the
+        name, that is made up for here. Raises NotAllowed then, and the topic is gone."""
+        record = await self.records.read(name)
+        if record is None:
+            return
+        try:
+            find_segment(record, name)  # one that stores a segment of the scalable topic
+        except TopicNotFound:
+            await self.logs.delete(name.managed_ledger_name)
+            raise _is_scalable(name) from None
 
     async def _check_segment_created(self, name: TopicName) -> None:
         record = (await self.records.listed(name)).record
         made_for = await self.logs.properties(name.managed_ledger_name)
         if made_for is None or made_for.get(INCARNATION, "") != record.incarnation:
             raise TopicNotFound(f"The topic of the segment {name} was deleted and made anew meanwhile.")
+
+
+def _is_scalable(name: TopicName) -> NotAllowed:
+    return NotAllowed(
+        f"{name.scalable} is a scalable topic; use that name with Braid's SDK (a producer, or a stream, queue or checkpoint "
+        "consumer) or a Pulsar 5 client."
+    )
 
 
 def _is_partitioned(name: TopicName) -> NotAllowed:

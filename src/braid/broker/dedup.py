@@ -18,6 +18,8 @@ from braid.wire.commands import signed64
 from braid.wire.entries import entry_metadata
 
 CURSOR_NAME = "pulsar.dedup"
+MAX_PRODUCER_NAME = 1024
+"""Characters. Longer names (an entry can carry any) are not remembered: what is remembered is handed on in whole."""
 REQUESTED = "braid.requested"
 """Property of the cursor: a producer asked for deduplication, so that it stays whatever the namespace's policy says."""
 PARTIAL = -2
@@ -55,7 +57,8 @@ class MessageDeduplication:
             CURSOR_NAME, initial="latest", properties={REQUESTED: "true"} if is_requested else None
         )
         self = cls(log, cursor, snapshot_entries=snapshot_entries, max_producers=max_producers)
-        self._stored.update(cursor.position_properties)
+        for name, sequence_id in cursor.position_properties.items():
+            self._remember(name, sequence_id)
         position = log.position_after(cursor.mark_delete)
         while entries := await log.read(position, REPLAY_ENTRIES, REPLAY_BYTES):
             for entry in entries:
@@ -117,7 +120,10 @@ class MessageDeduplication:
     async def adopt(self, producers: Mapping[str, int]) -> None:
         """Learn what producers have stored elsewhere, in the segments this one follows; durable when this returns."""
         for name, sequence_id in producers.items():
-            self._remember(name, sequence_id)
+            if name in self._stored:  # its place stays: a hand-over that is repeated must not push out who is active here
+                self._stored[name] = max(self._stored[name], sequence_id)
+            else:
+                self._remember(name, sequence_id)
             self._pushed[name] = max(self._pushed.get(name, -1), sequence_id)
         self._cursor.acknowledge_cumulative(self._cursor.mark_delete, None, dict(self._stored))
         await self._cursor.flush()
@@ -132,6 +138,8 @@ class MessageDeduplication:
 
     def _remember(self, name: str, sequence_id: int) -> None:
         """Note the highest stored id; the producer heard from longest ago is forgotten above the limit."""
+        if len(name) > MAX_PRODUCER_NAME:
+            return
         previous = self._stored.pop(name, -1)
         self._stored[name] = max(previous, sequence_id)
         if len(self._stored) > self._max_producers:

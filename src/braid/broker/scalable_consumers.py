@@ -3,6 +3,8 @@
 Any broker takes a registration (command 73): if it leads the topic itself it registers the consumer here, else it asks the
 leader over a connection of its own, one for each such consumer, so that the consumer's end is the connection's end (L-25). When
 the leadership moves, the consumer is registered again with the new leader and told its assignment; its client need not know.
+The number that the first leader gave the registration goes with it, so that of two connections with one name the newer wins
+whichever is registered again first. A client that closes the consumer meanwhile need not wait: the next leader is told.
 The coordinator decides who reads what; nothing is decided here.
 """
 
@@ -21,9 +23,11 @@ from braid.client.connection import Connection, open_connection
 from braid.errors import (
     BraidError,
     Closed,
+    ConsumerAssignFailed,
     ConsumerDisplaced,
     DeadlineExceeded,
     Denied,
+    KindConflict,
     LedElsewhere,
     NotFound,
     NotReady,
@@ -35,7 +39,7 @@ from braid.errors import (
 from braid.model.hashranges import HashRange
 from braid.model.names import TopicName
 from braid.runtime.tasks import Tasks
-from braid.scalable.api import AssignedSegment, ConsumerAssignment, ConsumerRegistration
+from braid.scalable.api import AssignedSegment, ConsumerAssignment, ConsumerRegistration, RegistrationNumber
 from braid.scalable.records import Initial
 from braid.wire import messages, requests
 from braid.wire.commands import encode, enum_value
@@ -52,8 +56,8 @@ FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 2.0
 LATER: Final = (Unavailable, TransportError, DeadlineExceeded, StoreError, Closed)
 """What a further try may cure."""
-FINAL: Final = (NotFound, Rejected, Denied, ConsumerDisplaced)
-"""What none does."""
+FINAL: Final = (NotFound, Rejected, Denied, ConsumerAssignFailed, KindConflict)
+"""What none does; the fourth is how another broker says ConsumerDisplaced."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -66,6 +70,10 @@ class Wanted(msgspec.Struct, frozen=True):
     kind: ScalableConsumerType
     initial: Initial
     is_relayed: bool
+    says_goodbye: bool
+    """Its client tells when it leaves."""
+    number: RegistrationNumber | None = None
+    """Of a relayed registration that another leader has taken before."""
 
 
 class _Place(Protocol):
@@ -100,12 +108,13 @@ class ScalableConsumer:
         self._tell = tell
         self._closed = closed
         self._place: _Place | None = None
-        self._held: ConsumerAssignment | None = None
-        """Told by the leader before the client has the answer that comes first."""
+        self._held: tuple[_Place, ConsumerAssignment] | None = None
+        """Told by a leader, and by which, before the client has the answer that comes first."""
         self._is_answered = False
         self._early: tuple[_Place, BraidError] | None = None
         """A place that ended before it was known here that it had begun."""
         self._is_over = False
+        self._number = wanted.number
         self._moved = asyncio.Event()
         self._tasks = Tasks(f"consumer {wanted.consumer_name}")
 
@@ -131,18 +140,56 @@ class ScalableConsumer:
 
     def _release(self) -> None:
         self._is_answered = True
-        if self._held is not None and not self._is_over:
-            self._tell(self._held)
-        self._held = None
+        held, self._held = self._held, None
+        if held is not None and held[0] is self._place and not self._is_over:
+            self._tell(held[1])
 
     async def leave(self) -> None:
-        """The client closed the consumer: its segments are free at once."""
+        """The client closed the consumer: its segments are free at once, or as soon as there is a leader. A relayed one raises
+        what goes wrong, because the broker of its client sees to that."""
         place = self._end()
-        if place is not None:
-            try:
+        try:
+            if place is not None:
                 await place.leave()
+                return
+            if self.wanted.is_relayed:
+                raise NotReady(f"This broker does not lead {self.wanted.topic} any more.")
+        except BraidError as error:
+            if self.wanted.is_relayed:
+                raise
+            log.debug("%s leaves %s with its next leader: %s", self.wanted.consumer_name, self.wanted.topic, error)
+        if self._number is not None:
+            self._service.farewells.spawn(self._say_goodbye(self._number), self.wanted.consumer_name)
+
+    async def _say_goodbye(self, number: RegistrationNumber) -> None:
+        """Tell whoever leads next; when the grace period is over, that is no longer needed."""
+        wanted = self.wanted
+        ends = self._clock.monotonic() + self._service.scalable_config.consumer_grace_seconds
+        pause = FIRST_PAUSE_SECONDS
+        while self._clock.monotonic() < ends:
+            try:
+                try:
+                    controller = await self._service.scalable.lead(wanted.topic)
+                    await controller.forget_consumer(wanted.subscription, wanted.consumer_name, number)
+                except LedElsewhere as error:
+                    if error.broker_id is None:
+                        raise
+                    connection = await self._connect(error.broker_id)
+                    try:
+                        await connection.request(
+                            lambda request_id: encode(
+                                CommandType.SCALABLE_TOPIC_SUBSCRIBE, relayed(wanted, request_id, number, is_leaving=True)
+                            )
+                        )
+                    finally:
+                        connection.close()
+                return
+            except FINAL:
+                return
             except BraidError as error:
-                log.info("%s leaves %s when its grace period ends: %s", self.wanted.consumer_name, self.wanted.topic, error)
+                log.debug("%s has not left %s yet: %s", wanted.consumer_name, wanted.topic, error)
+            await self._clock.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
     def lost(self) -> None:
         """The client's connection is gone."""
@@ -164,7 +211,7 @@ class ScalableConsumer:
         if self._is_answered:
             self._tell(assignment)
         else:
-            self._held = assignment
+            self._held = (place, assignment)
 
     def displaced(self, place: _Place) -> None:
         """Another connection took the name."""
@@ -243,32 +290,42 @@ class ScalableConsumer:
         try:
             assignment = await controller.register_consumer(
                 self.wanted.subscription,
-                ConsumerRegistration(self.wanted.consumer_name, self.wanted.consumer_id, place),
+                ConsumerRegistration(
+                    self.wanted.consumer_name,
+                    self.wanted.consumer_id,
+                    place,
+                    number=self._number,
+                    says_goodbye=self.wanted.says_goodbye,
+                ),
                 "CHECKPOINT" if self.wanted.kind is ScalableConsumerType.CHECKPOINT else "STREAM",
                 initial=self.wanted.initial,
             )
         except BaseException:
             place.disconnect()  # interrupted, it may be known there nevertheless
             raise
-        self._settle(place)
+        self._settle(place, assignment.number)
         return assignment
 
     async def _relay(self, broker_id: str) -> ConsumerAssignment:
+        connection = await self._connect(broker_id)
+        place = _Elsewhere(self, self._service, connection, broker_id)
+        try:
+            assignment = await place.register(self._number)
+        except BaseException:
+            connection.close()
+            raise
+        self._settle(place, assignment.number)
+        return assignment
+
+    async def _connect(self, broker_id: str) -> Connection:
         url = await self._service.broker_url(broker_id)
         if url is None or broker_id == self._service.ownership.broker_id:
             raise NotReady(f"The leader {broker_id} of {self.wanted.topic} is not known here yet; try again.")
         host, port = parse_url(url)[0]
-        connection = await open_connection(self._service.runtime, ClientConfig(), host, port)
-        place = _Elsewhere(self, self._service, connection, broker_id)
-        try:
-            assignment = await place.register()
-        except BaseException:
-            connection.close()
-            raise
-        self._settle(place)
-        return assignment
+        return await open_connection(self._service.runtime, ClientConfig(), host, port)
 
-    def _settle(self, place: _Place) -> None:
+    def _settle(self, place: _Place, number: RegistrationNumber | None) -> None:
+        self._number = number
         if self._is_over:  # the client went while the leader was asked
             place.disconnect()
             raise NotReady("The consumer was closed while it was being registered.")
@@ -316,13 +373,13 @@ class _Elsewhere:
         self._connection = connection
         self._broker_id = broker_id
 
-    async def register(self) -> ConsumerAssignment:
+    async def register(self, number: RegistrationNumber | None) -> ConsumerAssignment:
         wanted = self._wanted
         self._connection.scalable_consumers[wanted.consumer_id] = self
         reply = await self._connection.request(
-            lambda number: encode(CommandType.SCALABLE_TOPIC_SUBSCRIBE, relayed(wanted, number))
+            lambda request_id: encode(CommandType.SCALABLE_TOPIC_SUBSCRIBE, relayed(wanted, request_id, number))
         )
-        return read_assignment(reply.assignment)
+        return msgspec.structs.replace(read_assignment(reply.assignment), number=number_of(reply))
 
     def assignment(self, body: Any) -> None:
         self._consumer.assigned(self, read_assignment(body.assignment))
@@ -348,9 +405,12 @@ class _Elsewhere:
         return await self._service.scalable.leader_id(self._wanted.topic) in (self._broker_id, None)
 
 
-def relayed(wanted: Wanted, request_id: int) -> messages.CommandScalableTopicSubscribe:
+def relayed(
+    wanted: Wanted, request_id: int, number: RegistrationNumber | None, *, is_leaving: bool = False
+) -> messages.CommandScalableTopicSubscribe:
     """The request that is passed on to the leader."""
     initial = InitialPosition.EARLIEST if wanted.initial == "earliest" else InitialPosition.LATEST
+    epoch, count = number or (None, None)
     return messages.CommandScalableTopicSubscribe(
         request_id=request_id,
         topic=str(wanted.topic),
@@ -360,7 +420,18 @@ def relayed(wanted: Wanted, request_id: int) -> messages.CommandScalableTopicSub
         consumer_type=enum_value(wanted.kind),
         initial_position=enum_value(initial),
         is_relayed=True,
+        registration_epoch=epoch,
+        registration_number=count,
+        says_goodbye=wanted.says_goodbye,
+        is_leaving=is_leaving,
     )
+
+
+def number_of(
+    body: messages.CommandScalableTopicSubscribe | messages.CommandScalableTopicSubscribeResponse,
+) -> RegistrationNumber | None:
+    """The number of a registration that brokers tell each other."""
+    return (body.registration_epoch, body.registration_number) if body.HasField("registration_epoch") else None
 
 
 def write_assignment(assignment: ConsumerAssignment) -> messages.ScalableConsumerAssignment:

@@ -1,14 +1,18 @@
 """The scalable side of a broker: its controllers, the watches it serves to clients, and the creation of topics.
 
 Owns the composition of `braid.scalable` with this broker: what those parts may ask of it (who owns a segment, where a broker
-is, how many partitions a regular topic has) and when they start and end. A scalable topic and a regular one of the same name
-never exist together. Must not know commands or HTTP.
+is, how many partitions a regular topic has) and when they start and end. Must not know commands or HTTP.
+
+A scalable topic and a regular one of the same name are never both usable. Each creation writes its record first, looks for the
+other one then, and takes itself back if that is there; a scalable topic is looked at by its leader before its first segment is
+made, so that a crash of the creator changes nothing, and a regular topic that was made and never written to (its creator may
+have crashed before it looked) when it is loaded.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from braid.broker.catalog import TopicCatalog
@@ -16,7 +20,9 @@ from braid.broker.registry import BrokerInfo
 from braid.errors import AlreadyExists, BraidError, TopicNotFound
 from braid.model.names import NamespaceName, TopicName, check_new_topic
 from braid.model.routing import Routing
+from braid.runtime.tasks import Tasks
 from braid.scalable.api import SegmentOps
+from braid.scalable.controller import ScalableTopicController
 from braid.scalable.dag_watch import DagWatches
 from braid.scalable.namespace_watch import NamespaceWatches
 from braid.scalable.service import ScalableTopicService
@@ -39,6 +45,8 @@ class ScalableTopics(TopicCatalog):
     namespace_watches: NamespaceWatches
     scalable_config: ScalableConfig
     service_url: str
+    farewells: Tasks
+    """Of consumers that were closed while nobody led their topic."""
     remote_segments: Callable[[BrokerInfo], SegmentOps] | None
     """How to reach segments of another broker; set by whoever starts this one with others."""
 
@@ -46,6 +54,7 @@ class ScalableTopics(TopicCatalog):
         """Make the parts; `ownership` is there."""
         self.scalable_config = config
         self.remote_segments = None
+        self.farewells = Tasks("farewells")
         self.scalable = ScalableTopicService(
             runtime,
             store,
@@ -72,14 +81,30 @@ class ScalableTopics(TopicCatalog):
             await self.scalable.start()
 
     async def _close_scalable(self) -> None:
+        await self.farewells.close()
         await self.dag_watches.close()
         await self.namespace_watches.close()
         await self.scalable.close()
 
     def _kill_scalable(self) -> None:
+        self.farewells.cancel()
         self.dag_watches.kill()
         self.namespace_watches.kill()
         self.scalable.kill()
+
+    def scalable_gauges(self) -> Iterator[tuple[str, str, float]]:
+        """Metrics of what this broker does for scalable topics: name, meaning and value."""
+        led = [each for each in self.scalable.controllers() if isinstance(each, ScalableTopicController) and each.is_leading]
+        segments = sum(len(each.layout.active_segments) for each in led)
+        yield "braid_scalable_topics_led", "Scalable topics whose controller leads here", len(led)
+        yield "braid_scalable_segments_active", "Active segments of these topics, wherever they are", segments
+        yield (
+            "braid_scalable_consumers",
+            "Registered stream and checkpoint consumers of these",
+            sum(x.consumer_count for x in led),
+        )
+        yield "braid_layout_sessions", "Layout sessions of clients", self.dag_watches.session_count
+        yield "braid_namespace_sessions", "Clients' watches of namespaces", self.namespace_watches.session_count
 
     # What the parts ask.
 
@@ -120,10 +145,15 @@ class ScalableTopics(TopicCatalog):
         self.check_scalable()
         check_new_topic(topic)
         await self._check_room(topic)
-        await self.scalable.create_topic(topic, segments, properties=properties, routing=routing)
         try:
-            await self._check_room(topic)  # who creates or deletes beside it looks after its own write: one sees the other
-        except (TopicNotFound, AlreadyExists):
+            await self.scalable.create_topic(topic, segments, properties=properties, routing=routing)
+        except TopicNotFound:
+            await self._check_room(topic)  # taken back by its leader, because of a regular topic?
+            raise
+        try:
+            # Who deletes the namespace looks for topics after its own write: one of both sees the other.
+            await self.namespaces.check_takes_topics(topic.namespace)
+        except TopicNotFound:
             try:
                 await self.scalable.delete_topic(topic, force=True)
             except BraidError as error:

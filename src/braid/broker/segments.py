@@ -1,6 +1,6 @@
 """Segments as their controllers reach them: `LocalSegments` at the owner, `RoutedSegments` from anywhere.
 
-Owns the owner's side of `SegmentOps`. What only a leader may do (create, terminate, delete) is done after the topic's record
+Owns the owner's side of `SegmentOps`. What only a leader may do (all that changes something) is done after the topic's record
 was read fresh and shows that the caller still leads this incarnation of the topic and that the record knows the segment (INV4,
 INV5). Everything can be repeated. Must not decide anything about layouts.
 """
@@ -12,15 +12,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from braid.broker.ownership import BundleUnloading, OwnedElsewhere
-from braid.broker.rates import Rates
-from braid.broker.topic import Topic, check_subscription_name
+from braid.broker.rates import bytes_out, messages_out
+from braid.broker.topic import Topic
 from braid.broker.topic_records import INCARNATION
-from braid.errors import NotReady, SubscriptionNotFound, TopicNotFound
+from braid.errors import NotAllowed, NotReady, PreconditionFailed, SubscriptionNotFound, TopicNotFound
 from braid.metadata.claims import StaleLeader
-from braid.model.names import TopicName
+from braid.model.names import TopicName, is_reserved_subscription
 from braid.model.positions import EARLIEST, LATEST
 from braid.scalable.api import Sealed, SegmentBacklog, SegmentOps, SegmentStats
 from braid.scalable.records import Initial, SubscriptionMetadata
+from braid.wire.types import SubType
 
 if TYPE_CHECKING:
     from braid.broker.registry import BrokerInfo
@@ -40,7 +41,6 @@ class LocalSegments:
     def __init__(self, service: BrokerService) -> None:
         self._service = service
         self._records = service.records
-        self._rates = Rates(service.runtime.clock)
 
     async def create(
         self,
@@ -51,18 +51,19 @@ class LocalSegments:
         epoch: int,
         incarnation: str,
     ) -> None:
-        listed = await self._records.checked(segment, epoch, incarnation)
         name = segment.managed_ledger_name
         known = await self._service.logs.properties(name)
+        # After the log was looked at: if the topic is still the one that is meant, another one's log is older, never newer.
+        listed = await self._records.checked(segment, epoch, incarnation)
         if known is not None and known.get(INCARNATION, "") != incarnation and segment.descriptor is not None:
             log.warning("%s is a leftover of an earlier topic of that name and is made anew", segment)
-            await self._remove(segment)
+            await self._remove(segment, known.get(INCARNATION, ""))
             known = None
         if known is None:
             if listed.segment.is_sealed:
                 raise TopicNotFound(f"The segment {segment} is sealed and its data is gone; it is not made again.")
             await self._service.logs.create(name, {INCARNATION: incarnation})
-        topic = await self._service.topic(segment, create=False)
+        topic = await self._topic(segment, incarnation)
         for subscription, initial in subscriptions.items():
             await self._subscribe(topic, subscription, initial)
         if producers:
@@ -75,28 +76,52 @@ class LocalSegments:
         try:
             await self._records.checked(segment, epoch, incarnation)
         except TopicNotFound:
-            await self._remove(segment)
+            await self._remove(segment, incarnation)
             raise
         except StaleLeader:
             # A successor of the same topic may already use the segment, and lists it; another topic's leader would not.
             record = await self._records.read(segment)
             if record is None or record.incarnation != incarnation:
-                await self._remove(segment)
+                await self._remove(segment, incarnation)
             raise
 
-    async def terminate(self, segment: TopicName, *, epoch: int, incarnation: str) -> Sealed:
-        await self._records.checked(segment, epoch, incarnation)
-        topic = await self._service.topic(segment, create=False)
+    async def terminate(self, segment: TopicName, *, epoch: int, incarnation: str, force: bool = False) -> Sealed:
+        """As a step of a pending operation, or again; `force` is an administrator's, who asks for it without one."""
+        listed = await self._records.checked(segment, epoch, incarnation)
+        if not (listed.is_pending or listed.segment.is_sealed or force):
+            raise PreconditionFailed(
+                f"{segment} is active and no operation seals it; split or merge it instead. With force it is terminated, and "
+                "the topic's leader replaces it later."
+            )
+        topic = await self._topic(segment, incarnation)
         position = await topic.terminate()
         return Sealed(position, topic.last_sequences())
 
-    async def delete(self, segment: TopicName, *, epoch: int, incarnation: str) -> None:
-        await self._records.checked(segment, epoch, incarnation)
-        await self._remove(segment)
+    async def delete(self, segment: TopicName, *, epoch: int, incarnation: str, force: bool = False) -> None:
+        """As a step of a pending operation; `force` is an administrator's, who asks for it without one."""
+        known = await self._service.logs.properties(segment.managed_ledger_name)
+        listed = await self._records.checked(segment, epoch, incarnation)  # after that, as in `create`
+        if not (listed.is_pending or force):
+            state = "active" if listed.segment.is_active else "sealed"
+            raise PreconditionFailed(
+                f"{segment} is {state} and part of its topic's layout; it goes when it was sealed and read and retention is "
+                "over, or with its topic. With force its data is deleted now."
+            )
+        await self._remove(segment, incarnation if known is None else known.get(INCARNATION, ""))
 
-    async def _remove(self, segment: TopicName) -> None:
+    async def _topic(self, segment: TopicName, incarnation: str) -> Topic:
+        """The loaded topic of a segment, which must be that of this incarnation: the caller's check may be some time ago."""
+        topic = await self._service.topic(segment, create=False)
+        if segment.descriptor is not None and topic.log.properties.get(INCARNATION, "") != incarnation:
+            raise StaleLeader(f"The topic of {segment} was deleted and made anew; what was asked for was another one.")
+        return topic
+
+    async def _remove(self, segment: TopicName, incarnation: str) -> None:
+        """Remove the segment's topic if it is the one made for this incarnation."""
         try:
-            await self._service.delete_topic(segment, force=True)
+            await self._service.delete_topic(
+                segment, force=True, properties=None if segment.descriptor is None else {INCARNATION: incarnation}
+            )
         except TopicNotFound:
             log.debug("%s is gone already", segment)
 
@@ -106,18 +131,28 @@ class LocalSegments:
         topic = await self._service.topic(segment, create=False)
         return sorted(name for name, each in topic.subscriptions.items() if each.is_durable)
 
-    async def create_subscription(self, segment: TopicName, subscription: str, initial: Initial) -> None:
-        await self._subscribe(await self._service.topic(segment, create=False), subscription, initial)
+    async def create_subscription(
+        self, segment: TopicName, subscription: str, initial: Initial, *, epoch: int, incarnation: str, operation: str = ""
+    ) -> None:
+        topic = await self._service.topic(segment, create=False)
+        await self._records.check_leader(segment, epoch, incarnation, subscription, operation)
+        await self._subscribe(topic, subscription, initial)
 
     async def _subscribe(self, topic: Topic, subscription: str, initial: Initial) -> None:
-        check_subscription_name(subscription)
+        # The rules for new names are not for these: what is recorded, or has a cursor on a parent, must get one here.
+        if is_reserved_subscription(subscription):
+            log.warning("%s is the name of no subscription; %s gets no such cursor", subscription, topic.name)
+            return
         await topic.subscription(
             subscription, is_durable=True, start=None, initial=EARLIEST if initial == "earliest" else LATEST
         )
 
-    async def delete_subscription(self, segment: TopicName, subscription: str) -> None:
+    async def delete_subscription(
+        self, segment: TopicName, subscription: str, *, epoch: int, incarnation: str, operation: str = ""
+    ) -> None:
         try:
             topic = await self._service.topic(segment, create=False)
+            await self._records.check_leader(segment, epoch, incarnation, subscription, operation)
             await topic.delete_subscription(subscription)
         except (TopicNotFound, SubscriptionNotFound):
             log.debug("%s has no subscription %s", segment, subscription)
@@ -136,12 +171,21 @@ class LocalSegments:
             closed=tuple(found.left_by),
         )
 
-    async def seek(self, segment: TopicName, subscription: str, timestamp_ms: int) -> None:
+    async def seek(
+        self, segment: TopicName, subscription: str, timestamp_ms: int, *, epoch: int, incarnation: str, operation: str = ""
+    ) -> None:
         found = await self._subscription(segment, subscription)
-        await found.seek(EARLIEST if timestamp_ms <= 0 else await found.log.find_time(timestamp_ms))
+        position = EARLIEST if timestamp_ms <= 0 else await found.log.find_time(timestamp_ms)
+        # Last, because loading and searching take time: a call that was held up must not move what a successor has moved on.
+        await self._records.check_leader(segment, epoch, incarnation, subscription, operation)
+        await found.seek(position)
 
-    async def skip_all(self, segment: TopicName, subscription: str) -> None:
-        await (await self._subscription(segment, subscription)).seek(LATEST)
+    async def skip_all(
+        self, segment: TopicName, subscription: str, *, epoch: int, incarnation: str, operation: str = ""
+    ) -> None:
+        found = await self._subscription(segment, subscription)
+        await self._records.check_leader(segment, epoch, incarnation, subscription, operation)
+        await found.seek(LATEST)
 
     async def _subscription(self, segment: TopicName, name: str) -> Subscription:
         topic = await self._service.topic(segment, create=False)
@@ -152,23 +196,25 @@ class LocalSegments:
 
     async def stats(self, segment: TopicName) -> SegmentStats:
         topic = await self._service.topic(segment, create=False)
-        key, rate = str(segment), self._rates.per_second
+        key, rate = str(segment), self._service.rates.per_second
         subscriptions = {name: each for name, each in topic.subscriptions.items() if each.is_durable}
-        messages_out = bytes_out = 0
-        for each in topic.subscriptions.values():
-            messages_out += each.messages_out + sum(consumer.messages_out for consumer in each.consumers)
-            bytes_out += each.bytes_out + sum(consumer.bytes_out for consumer in each.consumers)
         return SegmentStats(
             owner=self._service.ownership.broker_id,
-            msg_rate_in=rate((key, "messages in"), topic.messages_in),
+            msg_rate_in=rate((key, "in"), topic.messages_in),
             bytes_rate_in=rate((key, "bytes in"), topic.bytes_in),
-            msg_rate_out=rate((key, "messages out"), messages_out),
-            bytes_rate_out=rate((key, "bytes out"), bytes_out),
+            msg_rate_out=rate((key, "out"), sum(map(messages_out, topic.subscriptions.values()))),
+            bytes_rate_out=rate((key, "bytes out"), sum(map(bytes_out, topic.subscriptions.values()))),
             messages=topic.log.last_index + 1,
             storage_size=topic.log.total_size,
             producers=len(topic.producers),
             backlog={name: each.cursor.backlog() for name, each in subscriptions.items()},
             consumers={name: tuple(one.info.name for one in each.consumers) for name, each in subscriptions.items()},
+            readers=sum(
+                len(each.consumers)
+                for each in topic.subscriptions.values()
+                if not each.is_durable and each.cursor.read_position <= topic.log.last_position
+            ),
+            is_terminated=topic.log.is_terminated,
         )
 
 
@@ -221,20 +267,41 @@ class RoutedSegments:
     async def subscriptions(self, segment: TopicName) -> list[str]:
         return await self._call(segment, lambda at: at.subscriptions(segment))
 
-    async def create_subscription(self, segment: TopicName, subscription: str, initial: Initial) -> None:
-        await self._call(segment, lambda at: at.create_subscription(segment, subscription, initial))
+    async def create_subscription(
+        self, segment: TopicName, subscription: str, initial: Initial, *, epoch: int, incarnation: str, operation: str = ""
+    ) -> None:
+        await self._call(
+            segment,
+            lambda at: at.create_subscription(
+                segment, subscription, initial, epoch=epoch, incarnation=incarnation, operation=operation
+            ),
+        )
 
-    async def delete_subscription(self, segment: TopicName, subscription: str) -> None:
-        await self._call(segment, lambda at: at.delete_subscription(segment, subscription))
+    async def delete_subscription(
+        self, segment: TopicName, subscription: str, *, epoch: int, incarnation: str, operation: str = ""
+    ) -> None:
+        await self._call(
+            segment,
+            lambda at: at.delete_subscription(segment, subscription, epoch=epoch, incarnation=incarnation, operation=operation),
+        )
 
     async def backlog(self, segment: TopicName, subscription: str) -> SegmentBacklog:
         return await self._call(segment, lambda at: at.backlog(segment, subscription))
 
-    async def seek(self, segment: TopicName, subscription: str, timestamp_ms: int) -> None:
-        await self._call(segment, lambda at: at.seek(segment, subscription, timestamp_ms))
+    async def seek(
+        self, segment: TopicName, subscription: str, timestamp_ms: int, *, epoch: int, incarnation: str, operation: str = ""
+    ) -> None:
+        await self._call(
+            segment,
+            lambda at: at.seek(segment, subscription, timestamp_ms, epoch=epoch, incarnation=incarnation, operation=operation),
+        )
 
-    async def skip_all(self, segment: TopicName, subscription: str) -> None:
-        await self._call(segment, lambda at: at.skip_all(segment, subscription))
+    async def skip_all(
+        self, segment: TopicName, subscription: str, *, epoch: int, incarnation: str, operation: str = ""
+    ) -> None:
+        await self._call(
+            segment, lambda at: at.skip_all(segment, subscription, epoch=epoch, incarnation=incarnation, operation=operation)
+        )
 
     async def stats(self, segment: TopicName) -> SegmentStats:
         return await self._call(segment, lambda at: at.stats(segment))
@@ -248,37 +315,56 @@ async def subscribe(
     *,
     may_create: bool,
     properties: dict[str, str] | None = None,
+    sub_type: SubType | None = None,
 ) -> Subscription:
     """The durable subscription of a segment, for a client; made if it has no cursor there yet (L-07).
 
     The topic's own record of the subscription comes first, so that no split misses it: a consumer's first attachment makes one
     of type QUEUE. A segment that is younger than the subscription is read from its beginning, whatever the consumer asks for.
-    Who deletes a subscription marks its record before its cursors go, so it is looked at again after a cursor was made.
+    Stream consumers attach as Exclusive, where and when their coordinator tells them; whoever shares messages cannot be one of
+    them (NotAllowed), and would be given what others may not read yet (INV8). Who deletes a subscription or the topic marks
+    the record before cursors and segments go: while it is so marked, nobody attaches (NotReady), and it is looked at again
+    after a cursor was made.
     """
-    found = topic.subscriptions.get(name)
-    if found is not None:
-        found.refuse_other_durability(True)
-        return found
     listed = await service.records.listed(topic.name)
     parent = topic.name.parent
-    record = await service.records.subscription(parent, name)
+    if listed.record.is_deleting:
+        raise NotReady(f"The topic {parent} is being deleted; try again.")
+    incarnation = listed.record.incarnation
+    record = await service.records.subscription(parent, name, incarnation)
+    if record is not None:
+        _check_kind(parent, name, record, sub_type)
+    found = topic.subscriptions.get(name)
+    if found is not None and record is not None:
+        found.refuse_other_durability(True)
+        _check_not_deleted(parent, name, record)
+        return found
     if record is None:
         if not may_create:
             raise SubscriptionNotFound(
                 f"The subscription {name} of {parent} does not exist and may not be created by a consumer."
             )
-        record = await service.scalable.register_queue_subscription(parent, name, asked)
+        record = await service.scalable.register_queue_subscription(parent, name, asked, besides=topic.name)
+        _check_kind(parent, name, record, sub_type)
     _check_not_deleted(parent, name, record)
     is_younger = listed.segment.created_at_epoch > record.created_at_epoch
     initial = EARLIEST if is_younger or record.initial == "earliest" else LATEST
     made = await topic.subscription(name, is_durable=True, start=None, initial=initial, properties=properties)
     try:
-        _check_not_deleted(parent, name, await service.records.subscription(parent, name))
+        _check_not_deleted(parent, name, await service.records.subscription(parent, name, incarnation))
     except NotReady:
         if not made.consumers and topic.subscriptions.get(name) is made:
             await topic.delete_subscription(name)
         raise
     return made
+
+
+def _check_kind(topic: TopicName, name: str, record: SubscriptionMetadata, sub_type: SubType | None) -> None:
+    is_exclusive = sub_type in (None, SubType.EXCLUSIVE)
+    if record.type == "QUEUE" or (record.type == "STREAM" and is_exclusive):
+        return
+    wanted = "a consumer with a cursor" if is_exclusive else "a QUEUE consumer"
+    raise NotAllowed(f"Subscription {name} of {topic} is one of {record.type} consumers; {wanted} needs one of its own.")
 
 
 def _check_not_deleted(topic: TopicName, name: str, record: SubscriptionMetadata | None) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import islice
 
 from braid import __version__
 from braid.broker.budget import PublishBudget
@@ -19,6 +20,7 @@ from braid.broker.config import BrokerConfig
 from braid.broker.namespaces import Namespaces
 from braid.broker.ownership import BundleUnloading, OwnedElsewhere, Ownership
 from braid.broker.policy_watch import PolicyWatch
+from braid.broker.rates import MAX_SAMPLED_TOPICS, SAMPLE_SECONDS, Rates
 from braid.broker.registry import BrokerInfo
 from braid.broker.scalable_topics import ScalableTopics
 from braid.broker.segments import LocalSegments, RoutedSegments
@@ -38,12 +40,15 @@ from braid.managedledger.schemas import SchemaStorage
 from braid.metadata.api import MetadataStore
 from braid.model.bundles import Bundle, hash_of
 from braid.model.names import Domain, NamespaceName, TopicName
+from braid.model.positions import EARLIEST
 from braid.runtime.env import Runtime
 from braid.runtime.tasks import Tasks
 from braid.scalable.config import ScalableConfig
 
 log = logging.getLogger(__name__)
 DEFAULT_SCALABLE = ScalableConfig()
+SAMPLED_AT_ONCE = 50
+"""Topics whose counters are looked at without a pause."""
 CLOSING_AT_ONCE = 64
 """Topics that are closed at the same time: their last writes share commits."""
 
@@ -66,6 +71,8 @@ class BrokerService(ScalableTopics):
         self.config = config
         self.metadata = metadata
         self.schemas = schemas
+        self.rates = Rates(runtime.clock)
+        """Of the counters of loaded topics; whoever shows rates takes them from here."""
         self.ownership = Ownership(runtime, config, metadata, self.namespaces, self)
         self.local_segments = LocalSegments(self)
         """What this broker does to the segments it owns."""
@@ -91,6 +98,7 @@ class BrokerService(ScalableTopics):
     async def start(self) -> None:
         await self.namespaces.bootstrap()
         self._tasks.spawn(self._trim_loop(), "trim")
+        self._tasks.spawn(self._rates_loop(), "rates")
         self._policy_watch.start(self._tasks)
 
     async def announce(self, broker_id: str, http_url: str = "") -> None:
@@ -209,21 +217,28 @@ class BrokerService(ScalableTopics):
         if known is not None and incarnation is not None and known.get(INCARNATION, "") != incarnation:
             raise NotReady(f"What is stored of {name} belongs to an earlier topic of that name; it is being replaced.")
         topic = Topic(self, name)
+        properties = None if incarnation is None else {INCARNATION: incarnation}
         retention = policies.retention
         managed = await self.logs.open(
             name.managed_ledger_name,
             topic,
             create=not is_known,
-            properties=None if incarnation is None else {INCARNATION: incarnation},
+            properties=properties,
             retention_minutes=retention.retention_time_in_minutes,
             retention_mb=retention.retention_size_in_mb,
         )
         try:
             if not is_known:
-                await self.check_created(name)
+                await self.check_created(name, properties)
+            elif not managed.infos and name.domain is Domain.PERSISTENT:
+                await self.check_unused(name)
             if incarnation is not None:
                 managed.trim_guard = partial(self._may_trim, name)
             await topic.opened(managed, deduplicate=policies.deduplication)
+            if incarnation is not None and not is_known:
+                # Before the first message: a subscription of the topic must not depend on who attaches first (INV7).
+                for subscription in await self.records.needing_cursors(name.parent, incarnation):
+                    await topic.subscription(subscription, is_durable=True, start=None, initial=EARLIEST)
         except BaseException:
             await managed.close()
             raise
@@ -287,9 +302,9 @@ class BrokerService(ScalableTopics):
 
     # What administrators ask.
 
-    async def delete_topic(self, name: TopicName, *, force: bool) -> None:
-        """Delete a plain topic or one partition, with its data and subscriptions. Raises OwnedElsewhere if another broker
-        serves its bundle: only that one knows who uses the topic."""
+    async def delete_topic(self, name: TopicName, *, force: bool, properties: Mapping[str, str] | None = None) -> None:
+        """Delete a plain topic or one partition, with its data and subscriptions; given `properties`, only if its log has
+        these. Raises OwnedElsewhere if another broker serves its bundle: only that one knows who uses the topic."""
         owner = await self.ownership.owner_of(name)
         if owner is not None and owner.broker_id != self.ownership.broker_id:
             raise OwnedElsewhere(f"The topic {name}", owner)
@@ -300,8 +315,7 @@ class BrokerService(ScalableTopics):
                 raise StillInUse(f"The topic {name} has {attached} producers and consumers; close them or use force.")
             await self.unload(topic)
         try:
-            if not await self.logs.exists(name.managed_ledger_name): raise TopicNotFound("")
-            await self.logs.delete(name.managed_ledger_name)  # also one whose deletion was begun and interrupted
+            await self.logs.delete(name.managed_ledger_name, properties)  # also one whose deletion was begun and interrupted
         except TopicNotFound:
             raise TopicNotFound(f"The topic {name} does not exist.") from None
 
@@ -353,6 +367,15 @@ class BrokerService(ScalableTopics):
             if not topic.is_closing:
                 await topic.set_deduplication(policies.deduplication)
         self._policy_watch.applied(namespace, policies.version)
+
+    async def _rates_loop(self) -> None:
+        while True:
+            await self.runtime.clock.sleep(SAMPLE_SECONDS)
+            for number, topic in enumerate(list(islice(self.topics.values(), MAX_SAMPLED_TOPICS)), 1):
+                if not topic.is_closing:
+                    self.rates.sample(topic)
+                if number % SAMPLED_AT_ONCE == 0:
+                    await asyncio.sleep(0)  # clients come first
 
     async def _trim_loop(self) -> None:
         while True:

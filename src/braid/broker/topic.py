@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RESERVED_SUBSCRIPTIONS = (CURSOR_NAME, "__compaction")
-RESERVED_PREFIX = "pulsar.repl"
 COMPLAINT_SECONDS = 10.0
 KEPT_READER_SECONDS = 60.0
 """How long a reader's position survives the close that its own seek causes."""
@@ -51,7 +49,7 @@ KEPT_READER_SECONDS = 60.0
 
 def check_subscription_name(name: str) -> None:
     """Raise what clients are told of a name that no subscription can have."""
-    if not name or name.startswith(RESERVED_PREFIX) or name in RESERVED_SUBSCRIPTIONS:
+    if not name or names.is_reserved_subscription(name):
         raise ProducerBusy(f"{name!r} cannot be the name of a subscription; choose another.")
     names.check_subscription_name(name)
 
@@ -118,7 +116,7 @@ class Topic:
         """The log is open: make its durable subscriptions and restore the deduplication state."""
         self.log = managed
         for name, cursor in managed.cursors.items():
-            if name not in RESERVED_SUBSCRIPTIONS:
+            if name not in names.RESERVED_SUBSCRIPTIONS:
                 self.subscriptions[name] = Subscription(self, name, cursor, is_durable=True)
         await self.set_deduplication(deduplicate)
 

@@ -11,10 +11,11 @@ from typing import Final
 
 import msgspec
 
-from braid.errors import TopicNotFound
+from braid.errors import StoreMismatch, TopicNotFound
 from braid.metadata.api import MetadataStore, Span
 from braid.metadata.claims import StaleLeader
-from braid.model.names import NamespaceName, TopicName
+from braid.model.names import Domain, NamespaceName, TopicName
+from braid.model.names import decode as decode_name
 from braid.model.segments import SegmentInfo, physical_name
 from braid.scalable.records import (
     ScalableTopicMetadata,
@@ -23,6 +24,7 @@ from braid.scalable.records import (
     from_record,
     namespace_path,
     subscription_path,
+    subscriptions_path,
     topic_path,
 )
 
@@ -78,11 +80,36 @@ class TopicRecords:
             )
         return listed
 
-    async def subscription(self, topic: TopicName, name: str) -> SubscriptionMetadata | None:
-        """The record of a subscription of the scalable topic."""
+    async def check_leader(self, segment: TopicName, epoch: int, incarnation: str, subscription: str, operation: str) -> None:
+        """The same for what is done to a subscription of a segment; if it is part of an `operation`, that must not be over. The
+        segment may be a regular topic's partition: that has no layout and no record, so there is nothing to compare with."""
+        if segment.domain is Domain.PERSISTENT and await self.read(segment) is None:
+            return
+        await self.checked(segment, epoch, incarnation)
+        if operation:
+            record = await self.subscription(segment.scalable, subscription, incarnation)
+            if record is None or record.pending is None or record.pending.operation_id != operation:
+                raise StaleLeader(f"The call for subscription {subscription} of {segment} comes after its operation has ended.")
+
+    async def subscription(self, topic: TopicName, name: str, incarnation: str = "") -> SubscriptionMetadata | None:
+        """The record of a subscription of the scalable topic; one of an earlier topic of the name does not count."""
         key = subscription_path(topic, name)
         found = await self._store.get(key, fresh=True)
-        return None if found is None else decode(SubscriptionMetadata, key, found.value)
+        record = None if found is None else decode(SubscriptionMetadata, key, found.value)
+        return None if record is None or record.is_foreign(incarnation) else record
+
+    async def needing_cursors(self, topic: TopicName, incarnation: str) -> list[str]:
+        """The topic's subscriptions that have a cursor on every segment. One that cannot be understood is taken for one."""
+        found = []
+        async for record in self._store.scan(Span(subscriptions_path(topic)), fresh=True):
+            try:
+                value = decode(SubscriptionMetadata, record.key, record.value)
+            except StoreMismatch:
+                value = SubscriptionMetadata()
+            is_deleted = value.pending is not None and value.pending.kind == "delete"
+            if value.type != "CHECKPOINT" and not is_deleted and not value.is_foreign(incarnation):
+                found.append(decode_name(record.name))
+        return found
 
     async def has_any(self, namespace: NamespaceName) -> bool:
         """Whether the namespace has a scalable topic."""

@@ -17,9 +17,10 @@ import typer
 import typer.main
 
 from braid.cli import admin_work
-from braid.cli.admin_groups import DEFAULT_URL, HELP_OPTIONS, Output, Timeout, Url, Yes
+from braid.cli.admin_groups import DEFAULT_URL, HELP_OPTIONS, Output, Timeout, Url
 from braid.cli.admin_output import done, note, show
-from braid.cli.admin_values import message_id_of, pairs_of, start_of, target_of
+from braid.cli.admin_spellings import further_option, merge, spellings
+from braid.cli.admin_values import end_of, message_id_of, moment_of, pairs_of, start_of, target_of
 from braid.client import admin, admin_namespaces, admin_scalable, admin_topics
 from braid.client.admin import AdminClient
 from braid.client.operations import OPERATIONS, Operation, operations_of
@@ -85,12 +86,13 @@ HELP_OF = {
         "at": "Where it begins: earliest or latest.",
         "to": "earliest, an age (90m, 12h, 2d), or a time (2026-01-31T12:00:00Z).",
         "force": "Even if it is in use: clients are disconnected.",
+        "properties": "Property as key=value; may be repeated, or several separated by commas.",
     },
     "segments": {
         "segment": "Segment, such as segment://tenant/namespace/orders/0000-7fff-0.",
         "at": "Where cursors begin: earliest or latest.",
         "to": "earliest, an age (90m, 12h, 2d), or a time (2026-01-31T12:00:00Z).",
-        "force": "Even if it is in use: clients are disconnected.",
+        "force": "Even if it is in use (clients are disconnected), active, or not yet read to its end.",
     },
 }
 """What a parameter means with certain nouns."""
@@ -106,6 +108,8 @@ SPECIAL: Mapping[tuple[str, str], Work] = {
     ("topics", "delete"): admin_work.delete_topics,
     ("subscriptions", "peek"): admin_work.peek,
     ("brokers", "drain"): admin_work.drain,
+    ("scalable-topics", "split-segment"): admin_work.split_segment,
+    ("scalable-topics", "merge-segments"): admin_work.merge_segments,
 }
 """Commands that are more than one method of `AdminClient`; they take the client first."""
 LISTINGS = {
@@ -146,7 +150,12 @@ def _dag(
     topic: Annotated[str, typer.Argument(help=HELP_OF["scalable-topics"]["topic"])],
     watch: Annotated[bool, typer.Option("--watch", help="Look again and again; Ctrl-C ends it.")] = False,
     interval: Annotated[float, typer.Option("--interval", min=0.1, max=3600, help="Seconds between two looks.")] = 2.0,
-    rows: Annotated[int, typer.Option("--rows", min=1, max=100_000, help="Segments in the table, at most.")] = 100,
+    rows: Annotated[
+        int | None,
+        typer.Option(
+            "--rows", min=1, max=100_000, help="Segments in the table, at most; 100, or what the screen has room for."
+        ),
+    ] = None,
     url: Url = DEFAULT_URL,
     output: Output = "text",
     timeout: Timeout = 30.0,
@@ -178,12 +187,18 @@ def _command(operation: Operation[Any]) -> Callable[..., None]:
     own = list(inspect.signature(work).parameters.values())[1:]
     hints = get_type_hints(work)
 
-    def command(**values: Any) -> None:
-        url, output, timeout = values.pop("url"), values.pop("output"), values.pop("timeout")
+    further = spellings(operation.noun, operation.verb)
+    defaults = {each.name: each.default for each in own if each.default is not each.empty}
+
+    def command(**given: Any) -> None:
+        url, output, timeout = given.pop("url"), given.pop("output"), given.pop("timeout")
         is_json = _is_json(output)
+        is_sure = given.pop("yes", True)
+        values = merge(given, further, defaults)
+        named = {name: value for name, value in values.items() if name not in defaults or value}
         if operation.is_destructive:
-            _confirm(operation, values, values.pop("yes"))
-        arguments = {name: _value(name, value) for name, value in values.items()}
+            _confirm(operation, named, is_sure)
+        arguments = {name: _value(operation.noun, name, value) for name, value in values.items()}
 
         async def run() -> Any:
             async with AdminClient(url, timeout=timeout) as client:
@@ -192,8 +207,10 @@ def _command(operation: Operation[Any]) -> Callable[..., None]:
                 return await work(target, *positional, **arguments)
 
         result = _run(run())
-        if result is None and hints["return"] in (None, type(None)):
-            done(operation.name, values, is_json=is_json)
+        if isinstance(result, admin_work.Changed):
+            done(operation.name, {**named, "into": result.into}, is_json=is_json)
+        elif result is None and hints["return"] in (None, type(None)):
+            done(operation.name, named, is_json=is_json)
         elif result is None and not is_json:
             note("Not set: the broker's setting applies.")
         elif result in ([], {}) and not is_json:
@@ -201,8 +218,8 @@ def _command(operation: Operation[Any]) -> Callable[..., None]:
         else:
             show(result, is_json=is_json)
 
-    parameters = [_parameter(operation.noun, each, hints[each.name]) for each in own]
-    parameters += [_option("yes", Yes, False)] if operation.is_destructive else []
+    parameters = [each for one in own for each in _parameters(operation.noun, one, hints[one.name], further)]
+    parameters += [_sure(further.get("yes", ()))] if operation.is_destructive else []
     parameters += [_option("url", Url, DEFAULT_URL), _option("output", Output, "text"), _option("timeout", Timeout, 30.0)]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -214,20 +231,38 @@ def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _parameter(noun: str, given: inspect.Parameter, hint: Any) -> inspect.Parameter:
-    """The argument or option for a parameter of a method."""
+def _sure(flags: tuple[str, ...]) -> inspect.Parameter:
+    """Not to be asked; Pulsar calls that force."""
+    option = typer.Option("--yes", "-y", *flags, help="Do not ask; needed when nobody can be asked.")
+    return _option("yes", Annotated[bool, option], False)
+
+
+def _parameters(noun: str, given: inspect.Parameter, hint: Any, further: Mapping[str, tuple[str, ...]]) -> Parameters:
+    """The argument or option for a parameter of a method, and the option for Pulsar's name of it."""
     kind, is_many = _kind(given.name, hint)
     text = HELP_OF.get(noun, {}).get(given.name) or HELP[given.name]
     default = ... if given.default is given.empty else given.default
     if is_many and default in (None, ()):
         default = []
+    flags = further.get(given.name, ())
+    made = []
+    options: dict[str, Any] = {"help": text}
+    if flags and not is_many and kind is not bool:  # what can be given in two ways is known to be missing only afterwards
+        own = _flag(given.name) if given.kind is given.KEYWORD_ONLY else f"the argument {given.name}"
+        made.append(further_option(given.name, kind, flags, own))
+        options["show_default"] = False if default is ... else str(default)
+        kind, default, flags = kind | None, None, ()
     info: Any
     if given.kind is given.POSITIONAL_OR_KEYWORD:
-        info = typer.Argument(default, help=text)
+        info = typer.Argument(default, **options)
     else:
-        flag = REPEATED.get(given.name, f"--{given.name.replace('_', '-')}")
-        info = typer.Option(default, f"{flag}/--no-{flag[2:]}" if default is True else flag, help=text)
-    return inspect.Parameter(given.name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=kind)
+        flag = _flag(given.name)
+        info = typer.Option(default, f"{flag}/--no-{flag[2:]}" if default is True else flag, *flags, **options)
+    return [inspect.Parameter(given.name, inspect.Parameter.KEYWORD_ONLY, default=info, annotation=kind), *made]
+
+
+def _flag(name: str) -> str:
+    return REPEATED.get(name, f"--{name.replace('_', '-')}")
 
 
 def _kind(name: str, hint: Any) -> tuple[Any, bool]:
@@ -239,16 +274,18 @@ def _kind(name: str, hint: Any) -> tuple[Any, bool]:
     return str, False
 
 
-def _value(name: str, value: Any) -> Any:
+def _value(noun: str, name: str, value: Any) -> Any:
     """What the method takes, from what the user wrote."""
+    is_scalable = noun in ("scalable-topics", "segments")
     if name == "properties":
-        return pairs_of(value)
+        return pairs_of(value, may_be_joined=is_scalable)
     if name == "at":
-        return start_of(value)
+        return end_of(value) if is_scalable else start_of(value)
     if name == "kind":
         return value.lower()
     if name == "to":
-        return target_of(value, SystemClock().now_ms())
+        now_ms = SystemClock().now_ms()
+        return moment_of(value, now_ms) if is_scalable else target_of(value, now_ms)
     return message_id_of(value) if name == "message_id" else value
 
 
@@ -262,7 +299,7 @@ def _confirm(operation: Operation[Any], values: Mapping[str, Any], is_sure: bool
     """Ask before something is lost; refuse if nobody can be asked."""
     if is_sure:
         return
-    told = [value for value in values.values() if value and value is not True]
+    told = [value for value in values.values() if value is not True]
     named = " ".join(" ".join(value) if isinstance(value, list) else str(value) for value in told)
     if not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigError(f"braid {operation.name} {named}: this cannot be undone; add --yes to do it without being asked.")
@@ -284,6 +321,6 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
         raise ConnectFailed(f"{error.message} (--url or BRAID_ADMIN_URL)") from error
     except NotFound as error:
         listing = next((LISTINGS[what] for what in LISTINGS if error.message.startswith(f"The {what}")), None)
-        if listing is None or "does not exist" not in error.message:
+        if listing is None or "does not exist" not in error.message or "braid scalable-topics" in error.message:
             raise
         raise NotFound(f"{error.message.rstrip('.')}. `{listing}` shows what there is.") from error

@@ -28,7 +28,6 @@ Url = Annotated[
 ]
 Output = Annotated[str, typer.Option("--output", help="text or json.")]
 Timeout = Annotated[float, typer.Option("--timeout", min=0.1, max=86_400, help="Seconds for each call to be answered.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed when nobody can be asked.")]
 
 
 def group(noun: str) -> typer.Typer:

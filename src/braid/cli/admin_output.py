@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from braid.cli.output import emit, printable
-from braid.client.admin_scalable_types import ScalableTopicInfo, ScalableTopicStats
+from braid.client.admin_scalable_types import ScalableTopicInfo, ScalableTopicStats, SegmentBacklogStats, SegmentNode
 from braid.client.admin_types import (
     InternalStats,
     PartitionedInternalStats,
@@ -27,6 +27,8 @@ from braid.runtime.clock import SystemClock
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+BACKLOG = "entries left"
+"""What a subscription has not acknowledged, as Pulsar counts it: entries, of which a batch of messages is one."""
 PLAIN_WIDTH = 1000
 """Columns when the output is no terminal: nothing is wrapped or cut."""
 
@@ -45,8 +47,8 @@ def show(value: Any, *, is_json: bool) -> None:
 
 
 def done(name: str, arguments: dict[str, Any], *, is_json: bool) -> None:
-    """Say that a command without a result was done."""
-    shown = {key: value for key, value in arguments.items() if value not in (None, False, [], ())}
+    """Say that a command without a result was done, to what."""
+    shown = {key: value for key, value in arguments.items() if value is not None and value not in ([], ())}
     if is_json:
         emit(msgspec.json.encode({"done": name, **shown}) + b"\n")
     else:
@@ -59,8 +61,8 @@ def note(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> RenderableType:
-    """A table; numbers stand at the right."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", *, is_cut: bool = False) -> RenderableType:
+    """A table; numbers stand at the right. What is too wide is wrapped, or cut off."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -69,7 +71,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = ""
     rows = [list(row) for row in rows]
     for index, column in enumerate(columns):
         is_number = bool(rows) and all(isinstance(row[index], int | float) for row in rows)
-        made.add_column(column, justify="right" if is_number else "left", overflow="fold")
+        made.add_column(
+            column, justify="right" if is_number else "left", overflow="ellipsis" if is_cut else "fold", no_wrap=is_cut
+        )
     for row in rows:
         made.add_row(*(Text(printable(_short(cell))) for cell in row))
     return made
@@ -150,11 +154,12 @@ def _parts(value: Any) -> Iterable[RenderableType]:
             (name, bundle, each.msg_rate_in, each.msg_rate_out, backlog(each), each.storage_size)
             for bundle, name, each in found
         ]
-        yield table(("topic", "bundle", "in/s", "out/s", "backlog", "bytes"), rows)
+        yield table(("topic", "bundle", "in/s", "out/s", BACKLOG, "bytes"), rows)
     elif isinstance(value, dict):
         yield pairs(sorted(value.items()))
     else:
-        yield pairs(_scalars(value))
+        is_backlog = isinstance(value, SegmentBacklogStats)
+        yield pairs((BACKLOG if is_backlog and name == "messages" else name, cell) for name, cell in _scalars(value))
 
 
 def _scalable(value: ScalableTopicInfo | ScalableTopicStats) -> Iterable[RenderableType]:
@@ -198,13 +203,13 @@ def _topic(stats: TopicStats) -> Iterable[RenderableType]:
             (name, each.owner_broker, each.msg_rate_in, each.msg_rate_out, backlog(each), each.storage_size)
             for name, each in stats.partitions.items()
         ]
-        yield table(("partition", "owner", "in/s", "out/s", "backlog", "bytes"), rows, "Partitions")
+        yield table(("partition", "owner", "in/s", "out/s", BACKLOG, "bytes"), rows, "Partitions")
     if stats.subscriptions:
         rows = [
             (name, each.type, each.msg_backlog, each.unacked_messages, each.msg_rate_out, len(each.consumers))
             for name, each in stats.subscriptions.items()
         ]
-        yield table(("subscription", "type", "backlog", "unacked", "out/s", "consumers"), rows, "Subscriptions")
+        yield table(("subscription", "type", BACKLOG, "unacked", "out/s", "consumers"), rows, "Subscriptions")
     if stats.publishers:
         rows = [
             (each.producer_name, each.address, each.client_version, each.msg_rate_in, each.access_mode)
@@ -245,6 +250,8 @@ def _short(value: Any) -> str:
     """One cell."""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, SegmentNode):
+        return f"{value.segment_id} [{value.hash_range}]"
     if isinstance(value, float):
         return f"{value:,.1f}"
     if isinstance(value, list | tuple):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
+from braid.client.admin_scalable import Moment
 from braid.client.admin_topics import End, Start, Target
 from braid.client.messages import MessageId
 from braid.errors import ConfigError
@@ -13,6 +14,9 @@ from braid.errors import ConfigError
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _ID = re.compile(r"(\d{1,19}):(\d{1,19})(?::(-?\d{1,10}))?(?::(-?\d{1,10}))?")
 _AGO = re.compile(r"(\d{1,9})([smhd])")
+_NEXT_PAIR = re.compile(r",(?=[^,=]+=)")
+"""A comma that is followed by another pair: one inside a value is part of it."""
+_TIMES = "an age such as 90m, 12h or 2d, or a time such as 2026-01-31T12:00:00Z"
 
 
 def message_id_of(text: str) -> MessageId:
@@ -40,6 +44,36 @@ def target_of(text: str, now_ms: int) -> Target:
         return end
     if _ID.fullmatch(text):
         return message_id_of(text)
+    found = _time(text, now_ms)
+    if found is None:
+        raise ConfigError(
+            f"{text[:100]!r} is no place in a topic; write earliest, latest, a message id such as 7:42, {_TIMES}."
+        )
+    return found
+
+
+def end_of(text: str) -> End:
+    """An end of a topic: what a new subscription of a scalable topic can begin at."""
+    end = _end(text)
+    if end is None:
+        raise ConfigError(f"{text[:100]!r} is no end of a topic; write earliest or latest.")
+    return end
+
+
+def moment_of(text: str, now_ms: int) -> Moment:
+    """A time, or the beginning: where a subscription of a scalable topic can be put. Message ids are those of one segment."""
+    if _end(text) == "earliest":
+        return "earliest"
+    found = _time(text, now_ms)
+    if found is None:
+        raise ConfigError(
+            f"{text[:100]!r} is no time; write earliest, {_TIMES}. For the end of a scalable topic use clear-backlog."
+        )
+    return found
+
+
+def _time(text: str, now_ms: int) -> datetime | None:
+    """A time, or a time ago; None if it is neither."""
     ago = _AGO.fullmatch(text)
     try:
         if ago is not None:
@@ -47,16 +81,13 @@ def target_of(text: str, now_ms: int) -> Target:
         when = datetime.fromisoformat(text)
         return when.astimezone() if when.tzinfo is None else when
     except (ValueError, OverflowError):
-        raise ConfigError(
-            f"{text[:100]!r} is no place in a topic; write earliest, latest, a message id such as 7:42, "
-            "an age such as 90m, 12h or 2d, or a time such as 2026-01-31T12:00:00Z."
-        ) from None
+        return None
 
 
-def pairs_of(texts: Sequence[str]) -> dict[str, str]:
-    """`key=value` each."""
+def pairs_of(texts: Sequence[str], *, may_be_joined: bool = False) -> dict[str, str]:
+    """`key=value` each; if they may be joined, also `key=value,key=value`."""
     found: dict[str, str] = {}
-    for text in texts:
+    for text in [part for each in texts for part in (_NEXT_PAIR.split(each) if may_be_joined else [each])]:
         key, separator, value = text.partition("=")
         if not separator or not key:
             raise ConfigError(f"{text[:100]!r} is no property; write key=value.")

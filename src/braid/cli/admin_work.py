@@ -6,15 +6,25 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
+import msgspec
+
 from braid.cli.admin_output import note
 from braid.cli.progress import Steps
 from braid.client.admin import AdminClient
+from braid.client.admin_scalable_types import SegmentNode
 from braid.client.admin_types import StoredMessage
 from braid.errors import BraidError, ConfigError, DeadlineExceeded, NotFound, RequestError
 from braid.model.names import TopicName
 from braid.runtime.clock import SystemClock
 
 POLL_SECONDS = 0.5
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """A layout that was changed."""
+
+    into: list[SegmentNode]
+    """What came of it; empty if that could not be seen any more."""
 
 
 async def delete_topics(client: AdminClient, topics: Sequence[str], *, force: bool = False) -> None:
@@ -84,3 +94,23 @@ async def drain(client: AdminClient, broker: str) -> None:
         )
     if failure is not None:
         raise failure
+
+
+async def split_segment(client: AdminClient, topic: str, segment: int) -> Changed:
+    """Split a segment and say what came of it: the next command needs that."""
+    await client.scalable_topics.split_segment(topic, segment)
+    return await _changed(client, topic, segment)
+
+
+async def merge_segments(client: AdminClient, topic: str, segment: int, other: int) -> Changed:
+    """Merge two segments and say what came of them."""
+    await client.scalable_topics.merge_segments(topic, segment, other)
+    return await _changed(client, topic, segment)
+
+
+async def _changed(client: AdminClient, topic: str, parent: int) -> Changed:
+    with suppress(BraidError):  # the change is done all the same
+        segments = (await client.scalable_topics.get_metadata(topic)).segments
+        if parent in segments:
+            return Changed([segments[child] for child in segments[parent].child_ids if child in segments])
+    return Changed([])

@@ -1,7 +1,8 @@
 """`braid consume`: receive, show and acknowledge messages until a count, a silence, the end of the topic, or Ctrl-C.
 
 A message is acknowledged after it was written to standard output: what a full disk or a closed pipe did not take comes again.
-Scalable topics are read in order per key by a stream consumer, with `--type shared` by a queue consumer.
+Scalable topics are read in order per key by a stream consumer, with `--type shared` by a queue consumer; a short name stands
+for the scalable topic of that name if there is one, as for `braid produce`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from braid.cli.output import emit
 from braid.cli.progress import Progress
 from braid.client import Client, Message, connect
 from braid.client.consumer import Consumer
+from braid.client.layouts import LayoutSession
 from braid.client.queue_consumer import QueueConsumer
 from braid.client.stream_consumer import StreamConsumer
-from braid.errors import DeadlineExceeded, TopicTerminated
+from braid.errors import DeadlineExceeded, NotAllowed, NotFound, TopicTerminated
 from braid.model.names import Domain, TopicName
 from braid.runtime.env import Runtime
 
@@ -68,12 +70,29 @@ async def _consume(options: ConsumeOptions) -> None:
 
 async def _open(client: Client, options: ConsumeOptions) -> AnyConsumer:
     """The consumer for this kind of topic."""
-    topic, subscription, initial = options.topic, options.subscription, options.initial
-    if TopicName.parse(topic).domain is not Domain.TOPIC:
+    subscription, initial = options.subscription, options.initial
+    name = await _resolved(client, TopicName.parse(options.topic))
+    topic = str(name)
+    if name.domain is not Domain.TOPIC:
         return await client.consumer(topic, subscription, type=options.type, initial=initial)  # type: ignore[arg-type]
     if options.type == "shared":
         return await client.queue_consumer(topic, subscription, initial=initial)  # type: ignore[arg-type]
     return await client.stream_consumer(topic, subscription, initial=initial)  # type: ignore[arg-type]
+
+
+async def _resolved(client: Client, name: TopicName) -> TopicName:
+    """The topic a name stands for: the scalable one of that name, if there is one, as for producers."""
+    is_plain = name.domain is not Domain.PERSISTENT or name.is_partition
+    if is_plain or not (await client.service_connection()).supports_scalable_topics:
+        return name
+    layouts = LayoutSession(client, str(name), may_create=False)
+    try:
+        await layouts.open()
+        return name if layouts.is_synthetic else layouts.resolved
+    except (NotFound, NotAllowed):  # it is yet to be made, or these brokers have no scalable topics
+        return name
+    finally:
+        await layouts.close()
 
 
 class _Consumption:

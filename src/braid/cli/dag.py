@@ -1,7 +1,7 @@
 """`braid scalable-topics dag`: the segments of a scalable topic drawn over the ring of hashes, and what goes on in them.
 
 A line for each generation, a box for each segment as wide as its hash range: below a box stands what became of it. Then every
-segment with its load, every subscription with what holds it up. Looks once, or again and again; what a dead leader cannot say
+subscription with what holds it up, every segment with its load. Looks once, or again and again; what a dead leader cannot say
 (load, subscriptions) is left out, the layout is always shown. Bounded in rows and columns.
 """
 
@@ -16,7 +16,16 @@ import msgspec
 
 from braid.cli.admin_output import console, note, print_tables, show
 from braid.cli.output import emit, printable
-from braid.cli.scalable_output import age, generations, segment_table, subscription_tables
+from braid.cli.scalable_output import (
+    MAX_ROWS,
+    WIDE,
+    age,
+    ended_segments,
+    generations,
+    segment_table,
+    subscription_tables,
+    warnings,
+)
 from braid.client.admin import AdminClient
 from braid.client.admin_scalable import scalable_parts
 from braid.client.admin_scalable_types import Pending, ScalableTopicInfo, ScalableTopicStats, SegmentNode
@@ -31,6 +40,11 @@ MAX_DRAWN_COLUMNS = 160
 PLAIN_COLUMNS = 100
 """Of the drawing when the output is no terminal."""
 MIN_DRAWN_COLUMNS = 32
+ROWS = 100
+MIN_ROWS = 3
+MIN_DRAWN = 2
+HEADINGS = 5
+"""Lines of a table that are no rows: title, names, rules."""
 LOOKS = 3
 """Attempts to see the layout and the load of one and the same epoch."""
 
@@ -41,7 +55,8 @@ class DagOptions(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     is_watching: bool
     interval: float
-    rows: int
+    rows: int | None
+    """Segments in the table; None: as many as the screen has room for, or ROWS."""
     url: str
     is_json: bool
     timeout: float
@@ -93,7 +108,8 @@ async def _live(options: DagOptions, clock: Clock, admin: AdminClient) -> None:
     with Live(console=console(), screen=True, auto_refresh=False) as live:
         while True:
             found = await look(admin, options.topic, clock.now_ms())
-            live.update(Group(*screen(found, options.rows, live.console.width)), refresh=True)
+            width, height = live.console.size
+            live.update(Group(*screen(found, options.rows, width, height)), refresh=True)
             await clock.sleep(options.interval)
 
 
@@ -101,7 +117,8 @@ def _emit(options: DagOptions, found: DagLook) -> None:
     if options.is_json:
         show(found, is_json=True)
         return
-    print_tables(screen(found, options.rows, console().width if sys.stdout.isatty() else PLAIN_COLUMNS))
+    is_terminal = sys.stdout.isatty()
+    print_tables(screen(found, options.rows, console().width if is_terminal else None))
     if found.stats is None:
         note("The topic's leader did not answer: load and subscriptions are not shown.")
 
@@ -129,16 +146,30 @@ async def look(admin: AdminClient, topic: str, now_ms: int) -> DagLook:
     )
 
 
-def screen(found: DagLook, rows: int, width: int) -> Iterator[RenderableType]:
-    """Everything there is to show."""
+def screen(found: DagLook, rows: int | None, width: int | None, height: int | None = None) -> Iterator[RenderableType]:
+    """Everything there is to show; on a screen of so many lines the newest generations and what is in use. Without a width it
+    is for a file: nothing is left out of the tables."""
     from rich.text import Text
 
-    yield from (Text(printable(line)) for line in _head(found))
-    yield Text("")
-    yield from drawing(found, max(MIN_DRAWN_COLUMNS, min(width, MAX_DRAWN_COLUMNS)))
-    yield segment_table(found.metadata, found.stats, found.generations, rows)
+    columns = PLAIN_COLUMNS if width is None else max(MIN_DRAWN_COLUMNS, min(width, MAX_DRAWN_COLUMNS))
+    wide = WIDE if width is None else width
+    head: list[RenderableType] = [*(Text(printable(line)) for line in _head(found)), Text("")]
+    drawn, below = list(drawing(found, columns)), []
     if found.stats is not None:
-        yield from subscription_tables(found.stats, found.seen_ms)
+        few = MAX_ROWS if height is None else max(MIN_ROWS, height // 4)
+        below = [*warnings(found.stats), *subscription_tables(found.stats, found.seen_ms, wide, few)]
+    if height is not None:
+        room = height - _lines([*head, *below], wide) - HEADINGS
+        drawn = drawn[-max(MIN_DRAWN, min(height // 3, room - MIN_ROWS)) :]
+        rows = max(MIN_ROWS, room - len(drawn)) if rows is None else rows
+    yield from (*head, *drawn, *below)
+    yield segment_table(found.metadata, found.stats, found.generations, ROWS if rows is None else rows, wide)
+
+
+def _lines(parts: list[RenderableType], width: int) -> int:
+    """How many lines these take."""
+    measuring = console()
+    return sum(len(measuring.render_lines(part, measuring.options.update(width=width))) for part in parts)
 
 
 def _head(found: DagLook) -> Iterator[str]:
@@ -171,6 +202,7 @@ def drawing(found: DagLook, width: int) -> Iterator[RenderableType]:
     for number, line in found.generations.items():
         lines.setdefault(line, []).append(found.metadata.segments[number])
     changing = found.metadata.pending_operation.parents if found.metadata.pending_operation is not None else ()
+    ended = ended_segments(found.stats)
     for line in sorted(lines):
         drawn, column = Text(), 0
         for each in sorted(lines[line], key=lambda node: node.hash_range.start):
@@ -181,17 +213,18 @@ def drawing(found: DagLook, width: int) -> Iterator[RenderableType]:
             start = max(start, column)
             drawn.append(" " * (start - column))
             style = "yellow" if each.segment_id in changing else "green" if each.is_active else "dim"
-            drawn.append(_box(each, end - start), style=style)
+            is_ended = each.segment_id in ended
+            drawn.append(_box(each, end - start, is_ended), style="red" if is_ended else style)
             column = end
         yield drawn
     yield Text(f"0000{'ffff'.rjust(width - 4)}", style="dim")
 
 
-def _box(segment: SegmentNode, width: int) -> str:
+def _box(segment: SegmentNode, width: int, is_ended: bool) -> str:
     """`[3 active 0000-7fff]`, as much of it as fits."""
     if width < 3:
         return "│" * width
-    state, room = segment.state.lower(), width - 2
+    state, room = "terminated" if is_ended else segment.state.lower(), width - 2
     labels = (
         f"{segment.segment_id} {state} {segment.hash_range}",
         f"{segment.segment_id} {state}",

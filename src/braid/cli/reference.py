@@ -167,7 +167,8 @@ def _command(title: str, command: Any, leave_out: tuple[str, ...] = ()) -> Itera
         yield from ("", "| option | default | meaning |", "|---|---|---|")
     for each in shown:
         names = f"`{each.name.upper()}`" if each.param_type_name == "argument" else " ".join(f"`{opt}`" for opt in each.opts)
-        default = "" if each.default in (None, []) or each.required else f"`{each.default}`"
+        known = each.show_default if isinstance(each.show_default, str) else each.default
+        default = "" if known in (None, []) or each.required else f"`{known}`"
         yield f"| {names} | {default} | {_plain(each.help or '')} |"
     if command.epilog:
         yield from ("", command.epilog)

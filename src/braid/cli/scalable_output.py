@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from braid.cli.admin_output import pairs, table
+from braid.cli.admin_output import BACKLOG, console, pairs, table
+from braid.cli.output import printable
 from braid.client.admin_scalable_types import Blocked, ScalableTopicInfo, ScalableTopicStats, SegmentNode, SegmentSummary
 from braid.model.hashranges import MAX_HASH
 
@@ -13,7 +14,14 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 MAX_ROWS = 10_000
-LOAD = ("owner", "in/s", "out/s", "bytes", "backlog")
+MANY_ROWS = 20
+NARROW = 110
+"""Below so many columns reasons stand on lines of their own."""
+WIDE = 100_000
+"""Columns of a table that is shown whole."""
+LOAD = ("owner", "in/s", "out/s", "bytes", BACKLOG)
+LEAST_WANTED = ("bytes", "from", "into", "owner", "out/s", "in/s", "range", "type", "consumers")
+"""Columns in the order in which they are left out where there is no room for them."""
 
 
 def metadata_parts(found: ScalableTopicInfo) -> Iterator[RenderableType]:
@@ -29,7 +37,7 @@ def metadata_parts(found: ScalableTopicInfo) -> Iterator[RenderableType]:
             ("under way", None if pending is None else pending.kind),
         ]
     )
-    yield segment_table(found, None, generations(found.segments.values()), MAX_ROWS)
+    yield segment_table(found, None, generations(found.segments.values()), MAX_ROWS, WIDE)
 
 
 def stats_parts(found: ScalableTopicStats, now_ms: int) -> Iterator[RenderableType]:
@@ -44,8 +52,9 @@ def stats_parts(found: ScalableTopicStats, now_ms: int) -> Iterator[RenderableTy
             ("under way", None if pending is None else pending.kind),
         ]
     )
-    rows = [(number, each.state.lower(), each.name, *_load(each)) for number, each in sorted(found.segments.items())]
+    rows = [(number, _state(each.state, each), each.name, *_load(each)) for number, each in sorted(found.segments.items())]
     yield table(("segment", "state", "name", *LOAD), rows[:MAX_ROWS], "Segments")
+    yield from warnings(found)
     yield from subscription_tables(found, now_ms)
 
 
@@ -67,24 +76,75 @@ def generations(segments: Iterable[SegmentNode]) -> dict[int, int]:
 
 
 def segment_table(
-    layout: ScalableTopicInfo, stats: ScalableTopicStats | None, lines: Mapping[int, int], rows: int
+    layout: ScalableTopicInfo, stats: ScalableTopicStats | None, lines: Mapping[int, int], rows: int, width: int
 ) -> RenderableType:
-    """Every segment with its place in the DAG and its load, if that is known."""
-    # What is in use comes first if not everything can be shown; then the newest.
-    chosen = sorted(layout.segments.values(), key=lambda each: (not each.is_active, -each.segment_id))[:rows]
+    """Every segment with its place in the DAG and its load, if that is known: one line each, with as much as `width` takes."""
+    # What needs repair and what is in use come first if not everything can be shown; then the newest.
+    ended = ended_segments(stats)
+    order = sorted(
+        layout.segments.values(), key=lambda each: (each.segment_id not in ended, not each.is_active, -each.segment_id)
+    )
+    chosen = order[:rows]
     chosen.sort(key=lambda each: (lines[each.segment_id], each.hash_range.start))
     hidden = len(layout.segments) - len(chosen)
     title = f"Segments ({hidden} more are not shown)" if hidden else "Segments"
-    columns = ("segment", "state", "range", "from", "into")
+    columns: tuple[str, ...] = ("segment", "state", "range", "from", "into")
     if stats is None:
-        return table(columns, map(_node, chosen), title)
-    found = [(*_node(each), *_load(stats.segments.get(each.segment_id))) for each in chosen]
-    return table((*columns, *LOAD), found, title)
+        return fitted(columns, [_node(each, None) for each in chosen], title, width)
+    found = []
+    for each in chosen:
+        load = stats.segments.get(each.segment_id)
+        found.append((*_node(each, load), *_load(load)))
+    return fitted((*columns, *LOAD), found, title, width)
 
 
-def _node(segment: SegmentNode) -> tuple[Any, ...]:
+def fitted(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str, width: int) -> RenderableType:
+    """A table of one line for each row; the least wanted columns are left out until it fits."""
+    kept = list(columns)
+    screen = console()
+    endless = screen.options.update(width=WIDE)
+    left_out = [each for each in LEAST_WANTED if each in columns]
+    while True:
+        at = [columns.index(each) for each in kept]
+        made = table(kept, [[row[index] for index in at] for row in rows], title, is_cut=True)
+        if not left_out or screen.measure(made, options=endless).maximum <= width:
+            return made
+        kept.remove(left_out.pop(0))
+
+
+def warnings(stats: ScalableTopicStats) -> Iterator[RenderableType]:
+    """What an administrator has to repair."""
+    from rich.text import Text
+
+    ended = ended_segments(stats)
+    if ended:
+        yield Text(
+            f"Segments that are terminated and not sealed: {_numbers(ended[:20])}{' ...' if len(ended) > 20 else ''}. Nothing "
+            "can be sent to their hashes until the leader replaces them; split or merge them to have that now.",
+            style="red",
+        )
+
+
+def ended_segments(stats: ScalableTopicStats | None) -> list[int]:
+    """Active segments that take nothing, and no operation is about to replace them."""
+    if stats is None:
+        return []
+    changing = stats.pending_operation.parents if stats.pending_operation is not None else ()
+    return [number for number, each in sorted(stats.segments.items()) if _is_ended(each) and number not in changing]
+
+
+def _node(segment: SegmentNode, load: SegmentSummary | None) -> tuple[Any, ...]:
     name = f"{segment.segment_id} (legacy)" if segment.legacy_topic_name else segment.segment_id
-    return (name, segment.state.lower(), str(segment.hash_range), list(segment.parent_ids), list(segment.child_ids))
+    return (name, _state(segment.state, load), str(segment.hash_range), list(segment.parent_ids), list(segment.child_ids))
+
+
+def _state(state: str, load: SegmentSummary | None) -> str:
+    return "terminated" if load is not None and state == "ACTIVE" and _is_ended(load) else state.lower()
+
+
+def _is_ended(segment: SegmentSummary) -> bool:
+    """Whether the layout has it for writing, but its owner takes nothing."""
+    return segment.is_reachable and segment.is_terminated and segment.state == "ACTIVE"
 
 
 def _load(found: SegmentSummary | None) -> tuple[Any, ...]:
@@ -94,25 +154,42 @@ def _load(found: SegmentSummary | None) -> tuple[Any, ...]:
     return (found.owner, found.msg_rate_in, found.msg_rate_out, found.storage_size, backlog)
 
 
-def subscription_tables(stats: ScalableTopicStats, now_ms: int) -> Iterator[RenderableType]:
-    """Every subscription with what holds it up, and who reads what."""
-    if not stats.subscriptions:
+def subscription_tables(
+    stats: ScalableTopicStats, now_ms: int, width: int = WIDE, rows: int = MAX_ROWS
+) -> Iterator[RenderableType]:
+    """Every subscription with what holds it up, and who reads what; with few `rows`, those that are held up come first and
+    consumers are left out."""
+    from rich.text import Text
+
+    is_short = len(stats.subscriptions) > rows
+    known = sorted(stats.subscriptions.items(), key=lambda each: (is_short and not each[1].blocked_by, each[0]))
+    if not known:
         return
-    rows = []
-    for name, each in sorted(stats.subscriptions.items()):
-        held = "; ".join(blocked(why, now_ms) for why in each.blocked_by) or "nothing"
+    is_narrow = width < NARROW
+    hidden = max(0, len(known) - rows)
+    title = f"Subscriptions ({hidden} more are not shown)" if hidden else "Subscriptions"
+    shown, reasons = [], []
+    for name, each in known[:rows]:
+        held = "; ".join(blocked(why, now_ms) for why in each.blocked_by)
         consumers = (
             f"{each.connected_consumers} of {each.consumer_count}" if each.type != "QUEUE" else str(each.connected_consumers)
         )
-        rows.append((name, each.type.lower(), each.state.lower().replace("_", " "), consumers, each.backlog, held))
-    yield table(("subscription", "type", "state", "consumers", "backlog", "held up by"), rows, "Subscriptions")
+        row = (name, each.type.lower(), each.state.lower().replace("_", " "), consumers, each.backlog)
+        shown.append(row if is_narrow else (*row, held or "nothing"))
+        reasons += [Text(printable(f"{name} is held up: {held}"))] if held else []
+    columns = ("subscription", "type", "state", "consumers", BACKLOG)
+    if is_narrow:
+        yield fitted(columns, shown, title, width)
+        yield from reasons
+    else:
+        yield table((*columns, "held up by"), shown, title)
     segments = [
         (name, consumer, what.is_connected, sorted(what.segments))
-        for name, each in sorted(stats.subscriptions.items())
+        for name, each in known
         for consumer, what in sorted(each.consumers.items())
     ]
-    if segments:
-        yield table(("subscription", "consumer", "connected", "segments"), segments, "Consumers")
+    if segments and rows >= MANY_ROWS:
+        yield table(("subscription", "consumer", "connected", "segments"), segments[:rows], "Consumers")
 
 
 def blocked(why: Blocked, now_ms: int) -> str:
@@ -121,7 +198,7 @@ def blocked(why: Blocked, now_ms: int) -> str:
     since = f" (for {age(now_ms - why.since)})" if why.since else ""
     if why.kind == "draining-parent":
         left = detail.get("messages")
-        rest = f", {left} messages are left" if left is not None else ""
+        rest = f", {left} entries are left" if left is not None else ""
         waiting = f"; segments {_numbers(detail['waiting'])} wait for it" if detail.get("waiting") else ""
         reader = f" by {detail['consumer']}" if detail.get("consumer") else ""
         return f"segment {why.segment} is being read to its end{reader}{rest}{waiting}{since}"

@@ -101,12 +101,14 @@ class Segments(Calls):
         body = SegmentCreation(subscriptions=dict.fromkeys(subscriptions, _end(at)))
         await self._call(ops.SEGMENTS_CREATE, segment_parts(segment), body=body)
 
-    async def terminate(self, segment: str) -> MessageId:
-        """Seal a segment by hand; returns the id of its last message."""
-        return (await self._call(ops.SEGMENTS_TERMINATE, segment_parts(segment))).message_id
+    async def terminate(self, segment: str, *, force: bool = False) -> MessageId:
+        """Seal a segment by hand; returns the id of its last message. An active one only with `force`: nothing can be sent to
+        its hashes until it is split or merged."""
+        return (await self._call(ops.SEGMENTS_TERMINATE, segment_parts(segment), {"force": force})).message_id
 
     async def delete(self, segment: str, *, force: bool = False) -> None:
-        """Delete a segment's topic with its messages; a missing one is fine."""
+        """Delete a segment's topic with its messages; a missing one is fine. One that its topic still needs only with
+        `force`: what nobody has read of it is lost."""
         await self._call(ops.SEGMENTS_DELETE, segment_parts(segment), {"force": force})
 
     async def subscriptions(self, segment: str) -> Names:

@@ -81,8 +81,10 @@ class SegmentSummary(_Answer, frozen=True):
     producers: int = 0
     is_reachable: bool = True
     """Whether the owner said all this; else the numbers mean nothing."""
+    is_terminated: bool = False
+    """Whether it takes no more messages; an active one of which this is true must be split or merged."""
     backlog: dict[str, int] = {}
-    """Messages by subscription."""
+    """Entries by subscription; a batch of messages is one."""
 
 
 class ConsumerSummary(_Answer, frozen=True):
@@ -111,7 +113,7 @@ class SubscriptionSummary(_Answer, frozen=True):
     connected_consumers: int = 0
     state: str = ""
     backlog: int | None = None
-    """Messages, added up over the segments that answered; None: there are no cursors."""
+    """Entries, added up over the segments that answered; None: there are no cursors."""
     consumers: dict[str, ConsumerSummary] = {}
     blocked_by: list[Blocked] = msgspec.field(default_factory=list, name="blocked_by")
 
@@ -164,6 +166,7 @@ class SegmentBacklogStats(_Answer, frozen=True):
     """What one subscription has left in one segment."""
 
     messages: int
+    """Entries, in truth: a batch of messages is one."""
     is_terminated: bool = False
     consumers: tuple[str, ...] = ()
     """Names of the attached consumers."""
@@ -182,5 +185,7 @@ class SegmentLoad(_Answer, frozen=True):
     messages: int = 0
     storage_size: int = 0
     producers: int = 0
+    is_terminated: bool = False
     backlog: dict[str, int] = {}
+    """Entries by subscription; a batch of messages is one."""
     consumers: dict[str, tuple[str, ...]] = {}

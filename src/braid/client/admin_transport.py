@@ -168,11 +168,14 @@ def decode(operation: Operation[T], reply: Reply) -> T:
 
 
 def parse_urls(urls: str | Sequence[str]) -> list[str]:
-    """Addresses such as `http://localhost:8080`, one or several (also separated by commas)."""
+    """Addresses such as `http://localhost:8080`, one or several (also separated by commas; then only the first needs to name
+    the protocol, as in the addresses of the binary one)."""
     given = urls.split(",") if isinstance(urls, str) else list(urls)
-    found = []
+    found: list[str] = []
     for text in given:
         url = text.strip().rstrip("/")
+        if found and url and "://" not in url:
+            url = f"{found[0].partition('://')[0]}://{url}"
         try:
             parts = urlsplit(url)
             is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and not parts.query

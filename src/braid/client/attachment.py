@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from braid.client.client import Client
 
 log = logging.getLogger(__name__)
-FINAL = (TopicTerminated, ProducerFenced, InvalidTopicName, NotAllowed, NotFound, Denied, IncompatibleSchema)
+FINAL = (TopicTerminated, ProducerFenced, InvalidTopicName, NotAllowed, NotFound, Denied, IncompatibleSchema, Closed)
 """Answers that stay the same however often one asks."""
 TRANSIENT = (TransportError, Unavailable, TimeoutError)
 
@@ -62,8 +62,8 @@ class Attachment:
             try:
                 await self._attach_once()
                 break
-            except TRANSIENT as error:
-                if self.clock.monotonic() + pause >= deadline:
+            except (BraidError, TimeoutError) as error:
+                if not self.is_transient(error) or self.clock.monotonic() + pause >= deadline:
                     raise
                 log.info("attaching to %s failed, trying again: %s", self.topic, error)
             await self.clock.sleep(pause)
@@ -84,6 +84,13 @@ class Attachment:
     def is_final(self, error: BraidError) -> bool:
         """Whether asking again can only give the same answer."""
         return isinstance(error, FINAL)
+
+    def is_transient(self, error: BaseException) -> bool:
+        """Whether asking again is worth while when attaching for the first time."""
+        return isinstance(error, TRANSIENT)
+
+    def refused(self, error: BraidError) -> None:
+        """Attaching failed and is tried again."""
 
     def start(self) -> None:
         """Attach in the background, and go on trying."""
@@ -136,7 +143,7 @@ class Attachment:
             await self._is_lost.wait()
             self._is_lost.clear()
             if self.hold:
-                await self.clock.sleep(self.hold)
+                await self.clock.sleep(self._jittered(self.hold))
             pause = self.config.backoff_initial
             while self.connection is None:
                 try:
@@ -146,5 +153,9 @@ class Attachment:
                         self.end(error)
                         return
                     log.info("attaching to %s again failed: %s", self.topic, error)
-                    await self.clock.sleep(pause * (0.5 + self.client.runtime.random.random()))
+                    self.refused(error)
+                    await self.clock.sleep(self._jittered(pause))
                     pause = min(pause * 2, self.config.backoff_max)
+
+    def _jittered(self, pause: float) -> float:
+        return pause * (0.5 + self.client.runtime.random.random())

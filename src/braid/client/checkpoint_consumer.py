@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from braid.client.checkpoints import END, AtTime, Checkpoint, Place, check_fits
+from braid.client.consumer_lanes import LaneOptions, message_id_data
 from braid.client.consumer_segments import OrderedLane, SegmentsConsumer
 from braid.client.consumer_session import Assignment, ConsumerSession
 from braid.client.messages import EARLIEST, LATEST, Message, MessageId
-from braid.client.topic_consumer import LaneOptions, TopicConsumer, message_id_data
+from braid.client.topic_consumer import TopicConsumer
 from braid.errors import (
     BraidError,
     CheckpointInvalid,
@@ -37,7 +38,7 @@ from braid.wire.types import InitialPosition, ScalableConsumerType, SubType
 if TYPE_CHECKING:
     from braid.client.client import Client
     from braid.client.connection import Connection
-    from braid.client.topic_consumer import LaneOwner
+    from braid.client.consumer_lanes import LaneOwner
 
 log = logging.getLogger(__name__)
 Start = MessageId | Checkpoint | datetime.datetime | int
@@ -56,8 +57,14 @@ class ReaderLane(OrderedLane):
 
     async def attach(self, connection: Connection) -> None:
         await super().attach(connection)
-        if self.handed is not None:
-            return
+        if self.handed is None:
+            try:
+                await self._find_place(connection)
+            except BaseException:
+                self._leave(connection)
+                raise
+
+    async def _find_place(self, connection: Connection) -> None:
         if isinstance(self.place, AtTime):
             time_ms = self.place.ms
             # The broker closes the consumer for a seek; permits are given only after it is back (trap 2 of the protocol sheet).
@@ -78,7 +85,10 @@ class ReaderLane(OrderedLane):
 
 
 class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
-    """Receives a topic's messages from a position of the application's own keeping. Made by `Client.checkpoint_consumer`."""
+    """Receives a topic's messages from a position of the application's own keeping. Made by `Client.checkpoint_consumer`.
+
+    Brokers keep nothing for it: how long data can be read is a matter of the namespace's retention.
+    """
 
     def __init__(
         self,
@@ -152,8 +162,6 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
 
     async def close(self) -> None:
         """Stop reading. Idempotent."""
-        if self.is_closed:
-            return
         self.is_closed = True
         self.client.forget(self)
         self._queue.clear()
@@ -291,9 +299,9 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
 
     def _vanished(self, segment_id: int) -> None:
         """Retention removed the segment from the layout."""
-        lane = self._lanes.get(segment_id)
-        if self._places[segment_id] is END:
-            del self._places[segment_id]
+        lane, place = self._lanes.get(segment_id), self._places.get(segment_id)
+        if place is None or place is END:  # none: dealt with when another one was finished
+            self._places.pop(segment_id, None)
         elif lane is not None and lane.is_exhausted:
             lane.is_ended = True
             self._finish_if_read(lane)

@@ -31,6 +31,7 @@ from braid.wire.types import CompressionType, InitialPosition, LookupResult, Sub
 
 MAX_REDIRECTS = 20
 DEFAULT_PORT = 6650
+MAX_DEAD_BROKERS = 16
 SubscriptionType = Literal["exclusive", "shared", "failover"]
 Initial = Literal["latest", "earliest"]
 C = TypeVar("C", StreamConsumer, QueueConsumer, CheckpointConsumer)
@@ -54,7 +55,9 @@ class Client:
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
         self._made: dict[Closable, None] = {}
         self._next_id = 0
+        self._is_closing = False
         self._is_closed = False
+        """No more connections are made; while it is being closed, what was made may still need some."""
 
     async def __aenter__(self) -> Client:
         """Connect to the first address that answers; raises ConnectFailed."""
@@ -202,18 +205,26 @@ class Client:
         return int(body.partitions)
 
     async def close(self) -> None:
-        """Close what was made and every connection. Idempotent."""
-        if self._is_closed:
+        """Close what was made and every connection. Who gives up waiting leaves no connection behind. Idempotent."""
+        if self._is_closing:
             return
-        self._is_closed = True
-        for each in list(self._made):
-            await each.close()
-        for connection in list(self._connections.values()):
-            connection.close()
-        self._connections.clear()
+        self._is_closing = True
+        try:
+            await asyncio.gather(*[each.close() for each in list(self._made)])
+        finally:  # what could not be closed ends when its connection does
+            self._is_closed = True
+            for connection in list(self._connections.values()):
+                connection.close()
+            self._connections.clear()
+            self._locks.clear()
         await asyncio.sleep(0)
 
     # For producers and consumers.
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether any broker can be asked at the moment."""
+        return any(connection.is_open for connection in self._connections.values())
 
     def new_id(self) -> int:
         """A producer or consumer id; never used twice by this client."""
@@ -221,7 +232,9 @@ class Client:
         return self._next_id
 
     def keep(self, made: Closable) -> None:
-        """Close this with the client, unless it is forgotten before."""
+        """Close this with the client, unless it is forgotten before. Raises Closed if it is too late for that."""
+        if self._is_closing:
+            raise Closed("The client was closed.")
         self._made[made] = None
 
     def forget(self, made: Closable) -> None:
@@ -272,7 +285,7 @@ class Client:
 
     async def _open(self, made: Consumer, name: TopicName) -> None:
         count = await self.partitions(str(name))
-        self._made[made] = None
+        self.keep(made)
         try:
             await made.open([str(name.partition(number)) for number in range(count)] or [str(name)])
         except BaseException:
@@ -280,16 +293,17 @@ class Client:
             raise
 
     async def _service_connection(self) -> Connection:
-        for address in self._addresses:
-            connection = self._connections.get(address)
+        # One of the given addresses, if it is connected; else any broker that is: the given ones may be gone by now.
+        known = [self._connections.get(address) for address in self._addresses]
+        for connection in (*known, *self._connections.values()):
             if connection is not None and connection.is_open:
                 return connection
         failure: BraidError | None = None
-        for address in self._addresses:
+        for address in dict.fromkeys((*self._addresses, *self._connections)):
             try:
                 return await self._connection(*address)
             except ConnectFailed as error:
-                failure = error
+                failure = failure or error
         raise failure or ConnectFailed(f"No broker of {self.url} can be reached.")
 
     async def _connection(self, host: str, port: int) -> Connection:
@@ -298,9 +312,24 @@ class Client:
             if self._is_closed:
                 raise Closed("The client was closed.")
             connection = self._connections.get(address)
-            if connection is None or not connection.is_open:
-                connection = self._connections[address] = await open_connection(self.runtime, self.config, host, port)
+            if connection is not None and connection.is_open:
+                return connection
+            connection = await open_connection(self.runtime, self.config, host, port)
+            if self._is_closed:
+                connection.close()
+                raise Closed("The client was closed.")
+            self._connections.pop(address, None)  # the newest come last
+            self._connections[address] = connection
+            self._forget_dead_brokers()
             return connection
+
+    def _forget_dead_brokers(self) -> None:
+        """Brokers come and go: only so many that were left are remembered, for a time when no other can be reached."""
+        dead = [address for address, each in self._connections.items() if not each.is_open]
+        for address in dead[: max(0, len(dead) - MAX_DEAD_BROKERS)]:
+            del self._connections[address]
+            if not self._locks[address].locked():
+                del self._locks[address]
 
 
 def parse_url(url: str) -> list[tuple[str, int]]:

@@ -15,6 +15,9 @@ class ClientConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     connect_timeout: Annotated[float, setting("Seconds to make a connection", ge=0.01, le=600)] = 10.0
     operation_timeout: Annotated[float, setting("Seconds for a request to be answered", ge=0.01, le=3600)] = 30.0
     send_timeout: Annotated[float, setting("Seconds for a message to be acknowledged", ge=0.01, le=3600)] = 60.0
+    close_timeout: Annotated[
+        float, setting("Seconds that closing a producer waits for what is not acknowledged yet", ge=0, le=3600)
+    ] = 10.0
     keep_alive_seconds: Annotated[float, setting("Period of PING on each connection", ge=0.1, le=3600)] = 30.0
     backoff_initial: Annotated[float, setting("First pause before connecting again, in seconds", ge=0.001, le=60)] = 0.1
     backoff_max: Annotated[float, setting("Longest pause before connecting again, in seconds", ge=0.001, le=3600)] = 10.0

@@ -2,7 +2,7 @@
 
 Owns the socket and the table of requests under way. Producers, consumers, layout sessions and consumer sessions register
 themselves by id and are told what concerns them; they decide what to do when the connection ends. Output of one loop turn
-leaves in one write.
+leaves in two writes at most.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from braid.wire.types import CommandType
 
 log = logging.getLogger(__name__)
 CLIENT_VERSION = f"Braid-Python-v{__version__}"
+UNASKED = 0
+"""Request id of a request whose answer nobody waits for."""
 
 
 class ProducerSide(Protocol):
@@ -85,6 +87,7 @@ class Connection(asyncio.Protocol):
         self._wire = ClientProtocol()
         self._transport: asyncio.Transport | None = None
         self._out: list[bytes] = []
+        self._is_collecting = False
         self._requests: dict[int, asyncio.Future[Any]] = {}
         self._next_request = 0
         self._ready: asyncio.Future[None] = self._loop.create_future()
@@ -165,10 +168,19 @@ class Connection(asyncio.Protocol):
             self._requests.pop(number, None)
 
     def write(self, frame: bytes) -> None:
-        """Queue one frame for the socket."""
-        if not self._out:
+        """Send one frame: the first of a loop turn at once, which is what a caller who awaits each answer waits for; what
+        follows in the same turn is collected."""
+        if self._is_collecting:
+            self._out.append(frame)
+        elif self._transport is not None and not self._transport.is_closing():
+            self._is_collecting = True
             self._loop.call_soon(self._flush)
-        self._out.append(frame)
+            self._transport.write(frame)
+
+    def write_now(self, frame: bytes) -> None:
+        """Send one frame, behind what is queued, without waiting for the end of this loop turn."""
+        self.write(frame)
+        self._flush()
 
     async def writable(self) -> None:
         """Return once the socket takes more."""
@@ -192,6 +204,7 @@ class Connection(asyncio.Protocol):
     # Inside.
 
     def _flush(self) -> None:
+        self._is_collecting = False
         out, self._out = self._out, []
         if out and self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"".join(out))
@@ -205,6 +218,7 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
         if not self._ready.done():
             self._ready.set_exception(ConnectFailed(f"The broker at {self.address} did not accept the connection: {error}"))
+            self._ready.exception()  # whoever waited may have given up; that is no reason for a warning
         for answer in self._requests.values():
             if not answer.done():
                 answer.set_exception(ConnectionLost(error.message))

@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
+from braid.client.consumer_lanes import LaneOptions, message_id_data
 from braid.client.messages import Message, MessageId
-from braid.client.topic_consumer import LaneOptions, TopicConsumer, message_id_data
+from braid.client.topic_consumer import TopicConsumer
 from braid.errors import BraidError, Closed, DeadlineExceeded, InvalidArgument, TopicTerminated
 from braid.model.ackset import full
 from braid.model.positions import Position
@@ -54,18 +55,8 @@ class Consumer:
 
     async def receive(self, timeout: float | None = None) -> Message:
         """The next message. Raises DeadlineExceeded after `timeout` seconds, TopicTerminated where a terminated topic ends."""
-        deadline = None if timeout is None else self.client.runtime.clock.call_later(timeout, self.wake)
-        until = None if timeout is None else self.client.runtime.clock.monotonic() + timeout
-        try:
-            while not self._queue:
-                self._check()
-                if until is not None and self.client.runtime.clock.monotonic() >= until:
-                    raise DeadlineExceeded(f"No message came from {self.topic} within {timeout:g} s.")
-                self._arrived.clear()
-                await self._arrived.wait()
-        finally:
-            if deadline is not None:
-                deadline.cancel()
+        if not self._queue:
+            await self._wait(timeout)
         lane, message = self._queue.popleft()
         lane.consumed(1)
         return message
@@ -164,6 +155,22 @@ class Consumer:
 
     def wake(self) -> None:
         self._arrived.set()
+
+    async def _wait(self, timeout: float | None) -> None:
+        """Return when there is a message; nothing is taken, so whoever gives up loses nothing."""
+        clock = self.client.runtime.clock
+        until = None if timeout is None else clock.monotonic() + timeout
+        timer = None if timeout is None else clock.call_later(timeout, self.wake)
+        try:
+            while not self._queue:
+                self._check()
+                if until is not None and clock.monotonic() >= until:
+                    raise DeadlineExceeded(f"No message came from {self.topic} within {timeout:g} s.")
+                self._arrived.clear()
+                await self._arrived.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def _lane_of(self, message: Message | MessageId) -> tuple[MessageId, TopicConsumer]:
         message_id = message.id if isinstance(message, Message) else message

@@ -7,14 +7,16 @@ out what comes again after a reconnect.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from braid.client.consumer_lanes import LaneOptions, LaneOwner
 from braid.client.layouts import LayoutSession
-from braid.client.messages import Message, MessageId
+from braid.client.messages import Message, MessageId, is_after
 from braid.client.receive_queue import ReceiveQueue
-from braid.client.topic_consumer import LaneOptions, LaneOwner, TopicConsumer
+from braid.client.topic_consumer import TopicConsumer
 from braid.client.values import codec_of
 from braid.errors import BraidError, Closed, DeadlineExceeded, InvalidArgument, NotAllowed
 from braid.model.names import Domain, TopicName
@@ -48,10 +50,6 @@ class OrderedLane(TopicConsumer):
         """Attached again after a crash: the broker may have lost acknowledgements, nobody set the subscription back."""
 
     @property
-    def segment_id(self) -> int:
-        return self.options.segment_id
-
-    @property
     def is_exhausted(self) -> bool:
         """Whether the segment is sealed and everything in it has been received."""
         if self.is_ended:
@@ -73,13 +71,13 @@ class OrderedLane(TopicConsumer):
         handed = self.handed
         if self.may_repeat and handed is not None:
             first, acked = messages[0].id, self.acked
-            if acked is not None and not self.is_resumed and _order(first)[:2] < _order(acked)[:2]:
+            is_before = acked is not None and (first.ledger_id, first.entry_id) < (acked.ledger_id, acked.entry_id)
+            if is_before and not self.is_resumed:
                 log.info("the subscription of %s was set back to %s", self.topic, first)
                 self.handed = self.acked = None
                 self.may_repeat = False
             else:
-                known = _order(handed)
-                fresh = [each for each in messages if _order(each.id) > known]
+                fresh = [each for each in messages if is_after(each.id, handed)]
                 self.may_repeat = not fresh
                 if len(fresh) < len(messages):
                     self.consumed(len(messages) - len(fresh))
@@ -103,12 +101,7 @@ def _has_reached(position: MessageId | None, end: MessageId) -> bool:
         return True
     if position is None:
         return False
-    return _order(position) >= _order(end)
-
-
-def _order(message_id: MessageId) -> tuple[int, int, int]:
-    """Order of storage inside one segment; ids from elsewhere may not know the size of their batch."""
-    return message_id.ledger_id, message_id.entry_id, message_id.batch_index
+    return not is_after(end, position)
 
 
 class SegmentsConsumer(Generic[L]):
@@ -137,11 +130,14 @@ class SegmentsConsumer(Generic[L]):
 
     async def receive(self, timeout: float | None = None) -> Message:
         """The next message. Raises DeadlineExceeded after `timeout` seconds."""
-        until = None if timeout is None else self.clock.monotonic() + timeout
-        while (message := self.receive_nowait()) is None:  # another waiter may have been quicker
-            left = None if until is None else until - self.clock.monotonic()
-            if not await self._queue.wait(self._is_anything_here, left):
-                raise DeadlineExceeded(f"No message came from {self.topic} within {timeout:g} s.")
+        message = self.receive_nowait()
+        if message is None:
+            until = None if timeout is None else self.clock.monotonic() + timeout
+            while message is None:  # another waiter may be quicker
+                left = None if until is None else until - self.clock.monotonic()
+                if not await self._queue.wait(self._is_anything_here, left):
+                    raise DeadlineExceeded(f"No message came from {self.topic} within {timeout:g} s.")
+                message = self.receive_nowait()
         return message
 
     def receive_nowait(self) -> Message | None:
@@ -240,8 +236,9 @@ class SegmentsConsumer(Generic[L]):
     async def _close_lanes(self) -> None:
         """Close everything, also what was being closed."""
         await self._tasks.close()
-        for lane in [*self._lanes.values(), *self._closing]:
-            await lane.close()
+        async with asyncio.TaskGroup() as closing:  # together: each may have to wait for a broker that does not answer
+            for lane in [*self._lanes.values(), *self._closing]:
+                closing.create_task(lane.close())
 
     def fail(self, error: BraidError) -> None:
         """Nothing more will come."""

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from braid.client.attachment import FINAL, TRANSIENT
-from braid.client.connection import Connection
-from braid.client.topic_consumer import UNASKED
-from braid.errors import BraidError, ConnectionLost, ConsumerDisplaced, DeadlineExceeded, RequestError, TransportError
+from braid.client.connection import UNASKED, Connection
+from braid.errors import BraidError, Closed, ConnectionLost, ConsumerDisplaced, DeadlineExceeded, RequestError, TransportError
 from braid.runtime.tasks import Tasks
 from braid.wire import requests
 from braid.wire.types import InitialPosition, ScalableConsumerType
@@ -70,6 +69,8 @@ class ConsumerSession:
         self._early: list[Any] = []
         """Assignments that came before the answer to the registration was dealt with."""
         self._is_lost = asyncio.Event()
+        self._failure: BraidError | None = None
+        """Why it ended by itself, if so."""
         self._is_closed = False
         self._tasks = Tasks(f"session of {name} on {layouts.topic}")
 
@@ -93,16 +94,15 @@ class ConsumerSession:
 
     async def close(self) -> None:
         """Leave: the controller gives the segments to others at once. Idempotent."""
-        if self._is_closed:
-            return
         self._is_closed = True
-        connection, self._connection = self._connection, None
+        connection = self._connection
         if connection is not None:
             connection.scalable_consumers.pop(self.consumer_id, None)
             try:
                 await connection.request(lambda number: requests.close_consumer(number, self.consumer_id))
             except (TransportError, DeadlineExceeded, RequestError) as error:
                 log.info("%s could not leave %s: %s", self._name, self._layouts.topic, error)
+            self._connection = None
         await self._tasks.close()
 
     # The connection's side.
@@ -149,6 +149,10 @@ class ConsumerSession:
             raise
         finally:
             self._is_registering = False
+        if self._is_closed:  # closed or displaced meanwhile
+            if connection.scalable_consumers.pop(self.consumer_id, None) is not None and connection.is_open:
+                connection.write(requests.close_consumer(UNASKED, self.consumer_id))
+            raise self._ending()
         if not connection.is_open or connection.scalable_consumers.get(self.consumer_id) is not self:
             raise ConnectionLost(f"The connection to {connection.address} ended while {self._name} was being registered.")
         self._connection = connection
@@ -160,6 +164,12 @@ class ConsumerSession:
             self._take(each, is_first=False)
         self._early = []
 
+    def _ending(self) -> BraidError:
+        """Why there is no point in going on."""
+        if self._failure is not None:
+            return type(self._failure)(*self._failure.args)
+        return Closed(f"The consumer {self._name} of {self._layouts.topic} was closed.")
+
     def _take(self, body: Any, *, is_first: bool) -> None:
         if body.layout_epoch < self._epoch or self._is_closed:
             return
@@ -168,6 +178,7 @@ class ConsumerSession:
         self._assigned(Assignment(body.layout_epoch, topics, is_first))
 
     def _end(self, error: BraidError) -> None:
+        self._failure = error
         self._is_closed = True
         self._tasks.cancel()
         self._ended(error)

@@ -1,8 +1,8 @@
 """`LayoutSession`: a topic's layout as a broker tells it, now and whenever it changes (commands 70 to 72).
 
-Owns the session at a broker and opens a new one whenever it is lost, with growing pauses. Inside one session a lower epoch is
-ignored; a new session is believed. Works for `topic://` and for `persistent://` names, whose partitions are shown as a layout.
-Knows nothing of messages.
+Owns the session at a broker and opens a new one whenever it is lost, with growing pauses. A lower epoch is ignored inside one
+session, and in a new one too if the topic is known to be the same; else a new session is believed. Works for `topic://` and
+for `persistent://` names, whose partitions are shown as a layout. Knows nothing of messages.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from braid.client.connection import Connection
 from braid.errors import (
     BraidError,
     Closed,
+    ConnectFailed,
     ConnectionLost,
     DeadlineExceeded,
     InvalidArgument,
     NotAllowed,
+    NotFound,
     NotReady,
     ProtocolError,
     TopicNotFound,
@@ -106,6 +108,9 @@ class LayoutSession:
                 log.info("the layout of %s cannot be had yet: %s", self.topic, error)
             await clock.sleep(pause)
             pause = min(pause * 2, config.backoff_max)
+        if self.failure is not None:  # stopped, or the topic was deleted, since the answer came
+            self._leave()
+            raise type(self.failure)(*self.failure.args)
         self._tasks.spawn(self._stay(), "stay told")
 
     def listen(self, changed: Callable[[SegmentLayout], None], failed: Callable[[BraidError], None]) -> None:
@@ -127,19 +132,26 @@ class LayoutSession:
         return self.layout
 
     def refresh(self) -> None:
-        """Ask again, in case a notification was lost on its way."""
-        if self._connection is not None:
+        """Ask again, in case a notification was lost on its way; not if the answer to that question is still awaited."""
+        if self._connection is not None and self._first is None:
             self._leave()
             self._is_lost.set()
 
     async def close(self) -> None:
         """End the session. Idempotent."""
+        self.stop()
+        await self._tasks.close()
+
+    def stop(self) -> None:
+        """End the session without waiting for what runs. Idempotent."""
         self._leave()
         if self.failure is None:
             self.failure = Closed(f"The layout of {self.topic} is not followed any more.")
+        if self._first is not None and not self._first.done():
+            self._first.set_exception(Closed(f"The layout of {self.topic} is not followed any more."))
         self._listeners.clear()
         self._wake()
-        await self._tasks.close()
+        self._tasks.cancel()
 
     # The connection's side.
 
@@ -187,8 +199,8 @@ class LayoutSession:
     async def _connect(self) -> Connection:
         try:
             return await self.client.locate(self.topic)
-        except (Unavailable, NotAllowed):
-            return await self.client.service_connection()  # any broker can tell layouts
+        except (Unavailable, NotAllowed, NotFound, ConnectFailed):
+            return await self.client.service_connection()  # any broker can tell layouts, also while an owner is gone
 
     def _late(self, first: asyncio.Future[None]) -> None:
         if not first.done():
@@ -202,6 +214,11 @@ class LayoutSession:
         if self.incarnation and incarnation and incarnation != self.incarnation:
             self._fail(TopicNotFound(f"The topic {self.topic} was deleted and created again; open it anew."))
             return
+        if known is not None and incarnation and layout.epoch < known.epoch:
+            # Of a broker that lags behind. Sealed segments do not come back: what follows the layout must not go back either.
+            log.info("%s: a broker told a layout of the past, epoch %d", self.topic, layout.epoch)
+            self._answer()
+            return
         self._floor = layout.epoch
         self._layout = layout
         self.incarnation = incarnation or self.incarnation
@@ -209,13 +226,16 @@ class LayoutSession:
         self.segment_brokers = {each.segment_id: each.broker_url for each in body.dag.segment_brokers}
         if body.resolved_topic_name:
             self.resolved = TopicName.parse(body.resolved_topic_name)
-        if self._first is not None and not self._first.done():
-            self._first.set_result(None)
+        self._answer()
         if known is not None and known != layout:
             log.info("%s has a new layout: %r", self.topic, layout)
             for changed, _failed in list(self._listeners):
                 changed(layout)
         self._wake()
+
+    def _answer(self) -> None:
+        if self._first is not None and not self._first.done():
+            self._first.set_result(None)
 
     def _refused(self, error: BraidError) -> None:
         if self._first is not None and not self._first.done():
@@ -268,7 +288,7 @@ class LayoutSession:
             while self._connection is None and self.failure is None:
                 try:
                     await self._start()
-                except TopicNotFound as error:
+                except (TopicNotFound, Closed) as error:  # the topic is gone, or the client closed
                     self._fail(error)
                 except BraidError as error:
                     log.info("the layout of %s cannot be had yet: %s", self.topic, error)

@@ -11,11 +11,12 @@ import msgspec
 from braid.client.values import BYTES, Codec
 from braid.model.ackset import from_words
 from braid.wire import messages as pb
-from braid.wire.batch import decode_batch
+from braid.wire.batch import read_batch
 from braid.wire.commands import signed64
 
 EARLIEST_NUMBER = -1
 LATEST_NUMBER = (1 << 63) - 1
+_SIGN = 1 << 63
 
 
 class MessageId(msgspec.Struct, frozen=True):
@@ -37,20 +38,28 @@ class MessageId(msgspec.Struct, frozen=True):
         return f"{self.ledger_id}:{self.entry_id}:{self.partition}{batch}{segment}"
 
     def __lt__(self, other: MessageId) -> bool:
-        return self._order < other._order
+        return _order(self) < _order(other)
 
     def __le__(self, other: MessageId) -> bool:
-        return self._order <= other._order
+        return _order(self) <= _order(other)
 
     def __gt__(self, other: MessageId) -> bool:
-        return self._order > other._order
+        return _order(self) > _order(other)
 
     def __ge__(self, other: MessageId) -> bool:
-        return self._order >= other._order
+        return _order(self) >= _order(other)
 
-    @property
-    def _order(self) -> tuple[int, ...]:
-        return self.segment_id, self.ledger_id, self.entry_id, self.partition, self.batch_index, self.batch_size
+
+def _order(each: MessageId) -> tuple[int, ...]:
+    return each.segment_id, each.ledger_id, each.entry_id, each.partition, each.batch_index, each.batch_size
+
+
+def is_after(one: MessageId, other: MessageId) -> bool:
+    """Whether `one` is stored after `other`, both of one segment or of one topic without: the cheap comparison for every
+    message. Sizes of batches are not looked at: ids from elsewhere may not know them."""
+    if one.entry_id == other.entry_id and one.ledger_id == other.ledger_id:
+        return one.batch_index > other.batch_index
+    return (one.ledger_id, one.entry_id) > (other.ledger_id, other.entry_id)
 
 
 EARLIEST = MessageId(EARLIEST_NUMBER, EARLIEST_NUMBER)
@@ -59,7 +68,7 @@ LATEST = MessageId(LATEST_NUMBER, LATEST_NUMBER)
 """After the last message."""
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class Message(msgspec.Struct, frozen=True):
     """One received message."""
 
     id: MessageId
@@ -103,12 +112,25 @@ def messages_of(
         return [_message(topic, message_id, metadata, metadata, payload, redeliveries, codec)]
     count = metadata.num_messages_in_batch
     still_open = from_words(ack_words) if ack_words else -1
+    ledger_id, entry_id, partition = message_id.ledger_id, message_id.entry_id, message_id.partition
+    segment_id, publish_ms, producer = message_id.segment_id, metadata.publish_time, metadata.producer_name
     found = []
-    for index, (single, body) in enumerate(decode_batch(payload, count)):
-        if still_open >> index & 1 and not single.compacted_out:
-            where = message_id
-            each = MessageId(where.ledger_id, where.entry_id, where.partition, index, count, where.segment_id)
-            found.append(_message(topic, each, metadata, single, body, redeliveries, codec))
+    for index, (single, size, body) in enumerate(read_batch(payload, count)):
+        if ack_words and not still_open >> index & 1:
+            continue
+        where = MessageId(ledger_id, entry_id, partition, index, count, segment_id)
+        key, sequence_id = single.partition_key, single.sequence_id
+        # The usual message says its size, its sequence id and perhaps a key. If these account for all bytes of its metadata,
+        # nothing else is there to be looked at; asking for each field would cost more than everything else.
+        usual = 2 + (len(body).bit_length() + 6) // 7 + (sequence_id.bit_length() + 6) // 7  # two tags, two numbers
+        if key:
+            usual += 2 + len(key)
+        if size == usual and body and 0 < sequence_id < _SIGN:  # 0 may also mean that it is not said
+            found.append(
+                Message(where, topic, body, key or None, {}, publish_ms, 0, sequence_id, producer, redeliveries, codec=codec)
+            )
+        elif not single.compacted_out:
+            found.append(_message(topic, where, metadata, single, body, redeliveries, codec))
     return found
 
 

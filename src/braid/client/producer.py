@@ -8,6 +8,7 @@ when segments are sealed, is `LaneSet`'s business.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,10 @@ from braid.model.names import Domain, TopicName
 
 if TYPE_CHECKING:
     from braid.client.client import Client
+
+log = logging.getLogger(__name__)
+LARGEST = (1 << 63) - 1
+"""Of sequence ids and of times, on the wire."""
 
 
 class Producer:
@@ -103,10 +108,18 @@ class Producer:
         """Send one message and return where it is stored, once it is durable. Waits while too much is unanswered; fails after
         the send timeout, counted from this call."""
         payload = value if self._is_plain and type(value) is bytes else self._codec.encode(value)
+        if key is not None or properties or sequence_id is not None:
+            check_fields(key, properties, sequence_id)
         window, lanes = self._window, self._lanes
         deadline = 0.0
         lane = lanes.only or lanes.route(key)
-        if window.messages >= window.max_messages or window.size >= window.max_size or not _is_writable(lane.connection):
+        connection = lane.connection
+        if (
+            window.messages >= window.max_messages
+            or window.size >= window.max_size
+            or window.line
+            or (connection is not None and not connection.can_write)
+        ):
             deadline = self._clock.monotonic() + self._client.config.send_timeout
             await self._wait_for_room(deadline)
             lane = lanes.only or lanes.route(key)
@@ -124,6 +137,8 @@ class Producer:
     ) -> Sent:
         """Send one message without waiting; the future gives its id. Raises Overloaded if the window is full: see `room()`."""
         payload = value if self._is_plain and type(value) is bytes else self._codec.encode(value)
+        if key is not None or properties or sequence_id is not None:
+            check_fields(key, properties, sequence_id)
         window, lanes = self._window, self._lanes
         lane = lanes.only or lanes.route(key)
         if window.messages >= window.max_messages or window.size >= window.max_size:
@@ -136,6 +151,11 @@ class Producer:
 
     async def room(self) -> None:
         """Return once the window takes another message and the sockets take bytes."""
+        window, only = self._window, self._lanes.only
+        if only is not None and not window.line and not window.is_full:
+            connection = only.connection
+            if connection is None or connection.can_write:
+                return
         await self._wait_for_room(None)
 
     async def flush(self) -> None:
@@ -148,48 +168,68 @@ class Producer:
         await _all_done(futures)
 
     async def close(self) -> None:
-        """Send what is left and close. Idempotent."""
+        """Send what is left and close; waits `close_timeout` seconds for answers at most, what has none by then fails with
+        Closed. Who gives up waiting leaves nothing behind either. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
         self._client.forget(self)
-        await self._finish()
-        await self._lanes.close()
-        if self._session is not None:
-            await self._session.close()
-        self._window.wake()
+        try:
+            await self._finish()
+            await self._lanes.close()
+            if self._session is not None:
+                await self._session.close()
+        finally:
+            self._lanes.stop()
+            if self._session is not None:
+                self._session.stop()
 
     async def _finish(self) -> None:
         """Wait for answers that can be expected; without a broker nothing is waited for."""
-        is_told = self._session is not None and self._session.is_attached
+        self._lanes.take_no_more()
         futures: list[Sent] = []
         for lane in list(self._lanes.everything()):
-            if lane.connection is not None or (is_told and lane.is_held):
+            if lane.connection is not None or self._client.is_connected:
                 if not lane.is_held:
                     lane.seal_batch()
                 futures += [draft.done for draft in lane.waiting()]
-        await _all_done(futures)
+        if not all(future.done() for future in futures):
+            late: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            timer = self._clock.call_later(self._client.config.close_timeout, late.set_result, None)
+            try:
+                await _all_done(futures, late)
+            finally:
+                timer.cancel()
+        if missing := sum(not future.done() for future in futures):
+            log.warning("%s: %d messages were not acknowledged when the producer was closed", self.topic, missing)
 
     async def _wait_for_room(self, deadline: float | None) -> None:
+        """Wait in line until it is this caller's turn and there is room for one message; it must be sent without a pause."""
+        window = self._window
         timer = None
         if deadline is not None:
-            timer = self._clock.call_later(deadline - self._clock.monotonic(), self._window.wake)
+            timer = self._clock.call_later(deadline - self._clock.monotonic(), window.wake)
+        place = window.join()
         try:
-            while self._window.is_full:
+            while True:
                 self._check_open()
                 if deadline is not None and self._clock.monotonic() >= deadline:
                     seconds = self._client.config.send_timeout
                     raise DeadlineExceeded(
-                        f"{self.topic} acknowledged too little within {seconds:g} s: {self._window.messages} messages wait, "
+                        f"{self.topic} acknowledged too little within {seconds:g} s: {window.messages} messages wait, "
                         "the limit of the window. This message was not sent."
                     )
-                await self._window.turn()
+                if window.line[0] is not place or window.is_full:
+                    await place.wait()
+                    place.clear()
+                elif (busy := self._lanes.busy_connection()) is not None:
+                    await busy.writable()
+                else:
+                    return
         finally:
+            window.leave(place)
             if timer is not None:
                 timer.cancel()
-        for lane in list(self._lanes.lanes.values()):
-            if lane.connection is not None and not lane.connection.can_write:
-                await lane.connection.writable()
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -198,21 +238,41 @@ class Producer:
             raise type(failure)(*failure.args)
 
 
-async def _all_done(futures: list[Sent]) -> None:
-    """Newest first: mostly, when that is done, all are."""
+async def _all_done(futures: list[Sent], late: asyncio.Future[None] | None = None) -> None:
+    """Newest first: mostly, when that is done, all are. Gives up when it is late."""
     for future in reversed(futures):
-        if not future.done():
-            await asyncio.wait((future,))
+        if not future.done() and (late is None or not late.done()):
+            await asyncio.wait((future,) if late is None else (future, late), return_when=asyncio.FIRST_COMPLETED)
 
 
-def _is_writable(connection: Any) -> bool:
-    return connection is None or connection.can_write
+def check_fields(key: Any, properties: Mapping[str, Any] | None, sequence_id: Any) -> None:
+    """Raises InvalidArgument for what cannot be written into a message."""
+    if key is not None:
+        _check_text(key, "key")
+    if properties:
+        for name, value in properties.items():
+            _check_text(name, "name of a property")
+            _check_text(value, f"property {name!r}")
+    if sequence_id is not None and not (isinstance(sequence_id, int) and 0 <= sequence_id <= LARGEST):
+        raise InvalidArgument(f"The sequence id {sequence_id!r} cannot be used; give a whole number from 0 to {LARGEST}.")
 
 
-def milliseconds(moment: int | datetime) -> int:
-    """A point in time in milliseconds since the epoch; raises InvalidArgument for one without a time zone."""
+def _check_text(text: Any, what: str) -> None:
+    if not isinstance(text, str):
+        raise InvalidArgument(f"The {what} is of type {type(text).__name__}; give a str.")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(f"The {what} cannot be written as UTF-8: {error}.") from None
+
+
+def milliseconds(moment: Any) -> int:
+    """A point in time in milliseconds since the epoch; raises InvalidArgument for one without a time zone or before that."""
     if isinstance(moment, datetime):
         if moment.tzinfo is None:
             raise InvalidArgument(f"The time {moment} has no time zone; give one, such as datetime.now(UTC).")
-        return int(moment.astimezone(UTC).timestamp() * 1000)
+        moment = int(moment.astimezone(UTC).timestamp() * 1000)
+    if not isinstance(moment, int) or not 0 <= moment <= LARGEST:
+        raise InvalidArgument(f"The time {moment!r} cannot be used; give milliseconds since 1970, or a datetime after that.")
     return moment

@@ -151,16 +151,17 @@ def fail(drafts: Iterable[Draft], error: BraidError) -> None:
 
 
 class Window:
-    """How much of a producer may be unanswered, over all its lanes; who wants more waits in line."""
+    """How much of a producer may be unanswered, over all its lanes. Who wants more waits in line, and passes in that order."""
 
-    __slots__ = ("_waiters", "max_messages", "max_size", "messages", "size")
+    __slots__ = ("line", "max_messages", "max_size", "messages", "size")
 
     def __init__(self, max_messages: int, max_size: int) -> None:
         self.max_messages = max_messages
         self.max_size = max_size
         self.messages = 0
         self.size = 0
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self.line: deque[asyncio.Event] = deque()
+        """Places of those who wait; the first one is set when it is worth looking again."""
 
     @property
     def is_full(self) -> bool:
@@ -170,20 +171,22 @@ class Window:
         """So many messages were answered."""
         self.messages -= messages
         self.size -= size
-        if self._waiters and not self.is_full:
-            self.wake(self.max_messages - self.messages)
+        if self.line and not self.is_full:
+            self.line[0].set()
 
-    def wake(self, count: int | None = None) -> None:
-        """Let the first `count` of the line look again; everybody without one."""
-        for waiter in list(self._waiters)[:count]:
-            if not waiter.done():
-                waiter.set_result(None)
+    def wake(self) -> None:
+        """Let everybody in line look again."""
+        for place in self.line:
+            place.set()
 
-    async def turn(self) -> None:
-        """Wait in line until something changed."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        try:
-            await waiter
-        finally:
-            self._waiters.remove(waiter)
+    def join(self) -> asyncio.Event:
+        """Take the last place in line."""
+        place = asyncio.Event()
+        self.line.append(place)
+        return place
+
+    def leave(self, place: asyncio.Event) -> None:
+        """The place is given up, whether it was one's turn or not; the next one looks, after the caller's own message."""
+        self.line.remove(place)
+        if self.line:
+            self.line[0].set()

@@ -13,10 +13,12 @@ Synchronous: it decides, lanes attach in the background.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from braid.client.connection import Connection
 from braid.client.lanes import TopicProducer
 from braid.client.layouts import LayoutSession
 from braid.client.producer_drafts import Draft, ProducerOptions, Window
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from braid.client.client import Client
 
 log = logging.getLogger(__name__)
+LONGEST_KEPT = 1024
+"""Characters of a key whose segment is remembered; longer ones are hashed each time."""
 
 
 class LaneSet:
@@ -47,6 +51,8 @@ class LaneSet:
         """By segment id: those that take messages."""
         self.failure: BraidError | None = None
         """Why the producer is of no more use, if so."""
+        self._is_closing = False
+        self._is_stopped = False
         self._client = client
         self._session: LayoutSession | None = None
         self._layout: SegmentLayout | None = None
@@ -63,42 +69,40 @@ class LaneSet:
     # Choosing.
 
     def route(self, key: str | None) -> TopicProducer:
-        """The lane of a message with this key; without one the lanes take turns."""
+        """The lane of a new message with this key; without one the lanes take turns. Raises why no more are taken."""
         if self.failure is not None:
             raise type(self.failure)(*self.failure.args)
-        layout = self._layout
-        if layout is None:
-            raise Closed(f"The producer for {self.topic} is not open.")
-        if key is None:
-            order = layout.active_in_order
-            self._turn += 1
-            lane = self._lane_of(order[self._turn % len(order)])
-            if len(order) == 1:
-                self.only = lane
-            return lane
-        found = self._by_key.get(key)
-        if found is None:
-            found = self._lane_of(layout.segment_of_key(key))
-            if len(self._by_key) >= self._client.config.key_cache:
-                self._by_key.clear()
-            self._by_key[key] = found
-        return found
+        if self._layout is None or self._is_closing:
+            raise Closed(f"The producer for {self.topic} is {'not open' if self._layout is None else 'being closed'}.")
+        lane = self._route(self._layout, key)
+        if len(self._layout.active_in_order) == 1:
+            self.only = lane
+        return lane
 
     def everything(self) -> Iterator[TopicProducer]:
         """All lanes, those with older messages first."""
         yield from self._frozen
         yield from self.lanes.values()
 
+    def busy_connection(self) -> Connection | None:
+        """A connection of these lanes whose socket takes no more at the moment, if there is one."""
+        for lane in self.lanes.values():
+            if lane.connection is not None and not lane.connection.can_write:
+                return lane.connection
+        return None
+
     # Opening and closing.
 
     async def open_all(self, layout: SegmentLayout, session: LayoutSession | None) -> None:
         """A regular topic: attach to every partition now, so that the caller hears what is wrong."""
-        self._session = session
-        self._layout = layout
         for segment in layout.active_in_order:
             lane = self.lanes[segment.segment_id] = self._new(segment, is_managed=session is not None)
             await lane.open()
+        self._session = session
+        self._layout = layout  # from now on changes are followed
         self._settle_choice()
+        if session is not None and len(session.layout.active_segments) > len(layout.active_segments):
+            self.use(session.layout)
 
     def follow(self, session: LayoutSession) -> None:
         """A scalable topic: lanes are opened when they are needed."""
@@ -106,35 +110,44 @@ class LaneSet:
         self._layout = session.layout
         self._settle_choice()
 
+    def take_no_more(self) -> None:
+        """The producer is being closed: new messages are refused, those taken go on."""
+        self._is_closing = True
+        self.only = None
+
     async def close(self) -> None:
         """Leave every broker; what is unanswered fails. Idempotent."""
         if self.failure is None:
             self.failure = Closed(f"The producer for {self.topic} was closed.")
+        async with asyncio.TaskGroup() as group:
+            for lane in (*self._inquiries.values(), *self.everything(), *self._leaving):
+                group.create_task(lane.leave())
+        await self._tasks.close()
+        self.stop()
+
+    def stop(self) -> None:
+        """As `close`, but at once: whether the brokers heard of it is not known. Idempotent."""
+        if self.failure is None:
+            self.failure = Closed(f"The producer for {self.topic} was closed.")
         if self._refresh is not None:
             self._refresh.cancel()
-        for lane in [*self._inquiries.values(), *self.everything()]:
-            await lane.leave()
-        await self._tasks.close()
-        for lane in list(self._leaving):
-            await lane.shut()
-        self.lanes.clear()
-        self._by_key.clear()
-        self.only = None
+        self._is_stopped = True
+        for lane in (*self._inquiries.values(), *self.everything(), *self._leaving):
+            lane.stop()
+        self._tasks.cancel()
+        self._forget_lanes()
 
     def fail(self, error: BraidError) -> None:
         """The topic is gone: everything fails, now and later."""
         if self._layout is not None and self._layout.routing is Routing.MOD_N:
             return  # the lanes of a regular topic find out by themselves
+        if self.failure is not None:
+            return
         self.failure = error
-        self.only = None
-        self._by_key.clear()
         for lane in [*self._inquiries.values(), *self.everything()]:
             lane.drop(error)
             self._retire(lane)
-        self.lanes.clear()
-        self._frozen.clear()
-        self._inquiries.clear()
-        self.window.wake()
+        self._forget_lanes()
 
     # A new layout.
 
@@ -152,9 +165,8 @@ class LaneSet:
                 del self._inquiries[lane]  # asked again below, of a newer segment
                 self._retire(inquiry)
         for segment in layout.active_in_order:
-            older = [each for each in self._frozen if _overlap(each.segment, segment)]
-            if older or (layout.routing is Routing.MOD_N and segment.segment_id not in self.lanes):
-                self._lane_of(segment).blockers.update(older)
+            if layout.routing is Routing.MOD_N or any(_overlap(each.segment, segment) for each in self._frozen):
+                self._lane_of(segment)
         self._settle_choice()
         for lane in list(self._frozen):
             self._try_settle(lane)
@@ -184,8 +196,11 @@ class LaneSet:
     def lane_sealed(self, lane: TopicProducer) -> None:
         if lane in self._frozen:
             self._try_settle(lane)
-        elif self._refresh is None:
-            self._refresh = self._client.runtime.clock.call_later(self._client.config.layout_check, self._ask_again)
+        else:
+            self._ask_later()
+
+    def lane_missing(self, lane: TopicProducer) -> None:
+        self._ask_later()
 
     def lane_idle(self, lane: TopicProducer) -> None:
         self._try_settle(lane)
@@ -210,16 +225,31 @@ class LaneSet:
         self.window.wake()
         for each in self._blocked_by(lane):
             each.drop(error)  # newer messages of the same keys must not overtake
-        if lane in self._frozen:
+        if lane in self._frozen and self.failure is None:
             self._move(lane)
 
     # Inside.
+
+    def _route(self, layout: SegmentLayout, key: str | None) -> TopicProducer:
+        if key is None:
+            order = layout.active_in_order
+            self._turn += 1
+            return self._lane_of(order[self._turn % len(order)])
+        found = self._by_key.get(key)
+        if found is None:
+            found = self._lane_of(layout.segment_of_key(key))
+            if len(self._by_key) >= self._client.config.key_cache:
+                self._by_key.clear()
+            if len(key) <= LONGEST_KEPT:
+                self._by_key[key] = found
+        return found
 
     def _lane_of(self, segment: SegmentInfo) -> TopicProducer:
         lane = self.lanes.get(segment.segment_id)
         if lane is None:
             is_regular = self._layout is not None and self._layout.routing is Routing.MOD_N
             lane = self.lanes[segment.segment_id] = self._new(segment, is_managed=is_regular)
+            lane.blockers.update(each for each in self._frozen if _overlap(each.segment, segment))
             lane.start()
         return lane
 
@@ -253,7 +283,7 @@ class LaneSet:
 
     def _settle_choice(self) -> None:
         layout = self._layout
-        is_single = layout is not None and len(layout.active_segments) == 1
+        is_single = layout is not None and len(layout.active_segments) == 1 and not self._is_closing
         self.only = next(iter(self.lanes.values()), None) if is_single else None
 
     def _try_release(self, lane: TopicProducer) -> None:
@@ -264,6 +294,8 @@ class LaneSet:
         """Re-route a frozen lane's messages, unless older ones come first or answers are on their way."""
         if lane not in self._frozen or lane.blockers or (lane.connection is not None and lane.unanswered):
             return
+        if self.failure is not None:
+            return  # being closed: nothing goes anywhere any more
         if self.options.deduplication and lane.unanswered and lane.segment is not None:
             self._inquire(lane)
         else:
@@ -283,8 +315,7 @@ class LaneSet:
         self._frozen.remove(lane)
         if (inquiry := self._inquiries.pop(lane, None)) is not None:
             self._retire(inquiry)
-        entries, drafts = lane.take_back()
-        drafts = [draft for entry in entries for draft in entry.drafts] + drafts
+        drafts = lane.take_back()
         blocked = self._blocked_by(lane)
         children = [each for each in self.lanes.values() if lane in each.blockers]
         by_child: dict[TopicProducer, list[Draft]] = {}
@@ -303,8 +334,8 @@ class LaneSet:
                 self._try_release(each)
 
     def _child_of(self, draft: Draft, children: list[TopicProducer]) -> TopicProducer:
-        if draft.key is not None or not children:
-            return self.route(draft.key)
+        if (draft.key is not None or not children) and self._layout is not None:
+            return self._route(self._layout, draft.key)
         self._turn += 1
         return children[self._turn % len(children)]
 
@@ -312,20 +343,34 @@ class LaneSet:
         return [each for each in (*self._frozen, *self.lanes.values()) if lane in each.blockers]
 
     def _retire(self, lane: TopicProducer) -> None:
-        if not lane.is_closed and lane not in self._leaving:
+        if not lane.is_closed and lane not in self._leaving and not self._is_stopped:
             self._leaving[lane] = None
             self._tasks.spawn(self._leave(lane), "leave a segment")
 
     async def _leave(self, lane: TopicProducer) -> None:
-        await lane.leave()
-        self._leaving.pop(lane, None)
+        try:
+            await lane.leave()
+        finally:
+            self._leaving.pop(lane, None)
+
+    def _forget_lanes(self) -> None:
+        self.only = None
+        self.lanes.clear()
+        self._by_key.clear()
+        self._frozen.clear()
+        self._inquiries.clear()
+        self.window.wake()
+
+    def _ask_later(self) -> None:
+        if self._refresh is None and self.failure is None:
+            self._refresh = self._client.runtime.clock.call_later(self._client.config.layout_check, self._ask_again)
 
     def _ask_again(self) -> None:
-        """A segment is sealed and the layout does not say so yet: the notification may be lost."""
+        """A segment is sealed or gone and the layout does not say so yet: the notification may be lost."""
         self._refresh = None
-        if self._session is not None and any(each.is_sealed for each in (*self.lanes.values(), *self._inquiries.values())):
+        if self._session is not None and any(each.is_outdated for each in (*self.lanes.values(), *self._inquiries.values())):
             self._session.refresh()
-            self._refresh = self._client.runtime.clock.call_later(self._client.config.layout_check, self._ask_again)
+            self._ask_later()
 
 
 def _overlap(one: SegmentInfo | None, other: SegmentInfo | None) -> bool:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from braid.client.consumer_lanes import LaneOptions, LaneOwner
 from braid.client.consumer_segments import SegmentsConsumer
 from braid.client.dead_letters import DeadLetterPolicy, DeadLetters
 from braid.client.messages import Message, MessageId
-from braid.client.topic_consumer import LaneOptions, LaneOwner, TopicConsumer
-from braid.errors import BraidError, Closed, InvalidArgument, NotFound
+from braid.client.topic_consumer import TopicConsumer
+from braid.errors import BraidError, Closed, DeadlineExceeded, InvalidArgument, NotFound
 from braid.model.layout import SegmentLayout
 from braid.model.positions import Position
 from braid.model.segments import SegmentInfo, physical_name
@@ -54,10 +55,6 @@ class QueueLane(TopicConsumer):
         super().__init__(client, owner, topic, options)
         self.held: dict[MessageId, float] = {}
         """Messages the application has and did not settle, oldest first, with the time when they are taken for lost."""
-
-    @property
-    def segment_id(self) -> int:
-        return self.options.segment_id
 
     def hand_out(self, message_id: MessageId, deadline: float) -> None:
         self.held.pop(message_id, None)  # so that it goes to the end
@@ -115,7 +112,7 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
         self._recheck: Timer | None = None
 
     async def open(self) -> None:
-        """Attach to every segment."""
+        """Attach to every segment: a segment that does not know the subscription would not keep messages for it."""
         await self.layouts.open()
         layout = self.layouts.layout
         self._first_new = layout.next_segment_id
@@ -128,10 +125,16 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
                 await lane.tried.wait()
         finally:
             timer.cancel()
-        for lane in lanes:
-            if lane.failure is not None and layout.segment(lane.segment_id).is_active:
-                lane.check_usable()
         self._check()
+        for lane in lanes:
+            if lane.failure is not None:
+                if layout.segment(lane.segment_id).is_active:
+                    lane.check_usable()
+            elif not lane.was_attached and not lane.is_busy:
+                raise DeadlineExceeded(
+                    f"The segment {lane.topic} could not be reached within {self.config.operation_timeout:g} s, so the "
+                    f"subscription {self.subscription} is not complete; try again."
+                )
 
     @property
     def segments(self) -> list[int]:
@@ -150,7 +153,8 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
         lane.acknowledge(message_id)
         if wait:
             await lane.acknowledged()
-        self._leave_if_drained(lane)
+        if lane.is_ended:
+            self._leave_if_drained(lane)
 
     async def negative_acknowledge(self, message: Message | MessageId) -> None:
         """This message could not be dealt with: it comes again, to any consumer, later each time."""
@@ -161,8 +165,6 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
 
     async def close(self) -> None:
         """Leave the subscription; unacknowledged messages go to others or come again. Idempotent."""
-        if self.is_closed:
-            return
         self.is_closed = True
         self.client.forget(self)
         for timer in (self._ack_timer, self._recheck, self._refused_timer[1] if self._refused_timer else None):
@@ -181,6 +183,8 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
         assert isinstance(lane, QueueLane)
         if self.is_closed:
             return
+        if messages[0].redelivery_count:
+            messages = self._not_here(lane, messages)
         if self._dead_letters is not None:
             letters = self._dead_letters
             for each in messages:
@@ -289,6 +293,15 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
             pause = max(next_deadline - now, limit * ACK_TIMEOUT_GRAIN)
             self._ack_timer = self.clock.call_later(pause, self._take_back, limit)
 
+    def _not_here(self, lane: QueueLane, messages: list[Message]) -> list[Message]:
+        """What comes again, without what the application has in its hands or in the queue: brokers send whole entries again,
+        and neighbours of a refused message in its batch are neither refused nor lost."""
+        here = {each.id for each in self._queue.of(lane)}
+        fresh = [each for each in messages if each.id not in lane.held and each.id not in here]
+        if len(fresh) < len(messages):
+            lane.consumed(len(messages) - len(fresh))
+        return fresh
+
     def _refuse(self, lane: QueueLane, message_id: MessageId, redeliveries: int) -> None:
         """Have a message sent again after its pause."""
         self._number += 1
@@ -337,7 +350,6 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
             raise Closed(f"The consumer of {self.topic} was closed; what it had not acknowledged comes again.")
         message_id = message.id if isinstance(message, Message) else message
         lane = self._lanes.get(message_id.segment_id)
-        known = self.layouts.layout.next_segment_id
-        if lane is None and not 0 <= message_id.segment_id < known:
+        if lane is None and not 0 <= message_id.segment_id < self.layouts.layout.next_segment_id:
             raise InvalidArgument(f"The message {message_id} is not from {self.topic}.")
         return message_id, lane

@@ -38,6 +38,10 @@ class ReceiveQueue(Generic[L, T]):
         """How many items of a lane are here."""
         return self._counts.get(lane, 0)
 
+    def of(self, lane: L) -> list[T]:
+        """The items of a lane, oldest first."""
+        return [item for each, item in self._items if each is lane] if lane in self._counts else []
+
     def put(self, lane: L, items: Sequence[T]) -> None:
         self._items.extend([(lane, item) for item in items])
         self._counts[lane] = self._counts.get(lane, 0) + len(items)
@@ -47,13 +51,13 @@ class ReceiveQueue(Generic[L, T]):
         """The oldest item, with its lane."""
         if not self._items:
             return None
-        lane, item = self._items.popleft()
-        left = self._counts[lane] - 1
-        if left:
+        found = self._items.popleft()
+        lane = found[0]
+        if left := self._counts[lane] - 1:
             self._counts[lane] = left
         else:
             del self._counts[lane]
-        return lane, item
+        return found
 
     def drop(self, lane: L) -> int:
         """Forget the items of a lane; returns how many there were."""

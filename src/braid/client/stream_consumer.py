@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from braid.client.consumer_lanes import LaneOptions, LaneOwner
 from braid.client.consumer_segments import OrderedLane, SegmentsConsumer
 from braid.client.consumer_session import Assignment, ConsumerSession
-from braid.client.messages import Message, MessageId
-from braid.client.topic_consumer import LaneOptions, LaneOwner, TopicConsumer
+from braid.client.messages import Message, MessageId, is_after
+from braid.client.topic_consumer import TopicConsumer
 from braid.errors import BraidError, Closed, Conflict, InvalidArgument, NotFound
 from braid.wire.types import InitialPosition, ScalableConsumerType, SubType
 
@@ -63,6 +64,8 @@ class StreamLane(OrderedLane):
         before the subscription was set back."""
         self.releasing: asyncio.Task[Any] | None = None
         """Set while the segment is being given away."""
+        self.withheld = 0
+        """Messages that came and were dropped because the segment is being given away; their permits are not given back."""
         self.is_leaving = False
         """Given away: there is no way back."""
         self.is_cut_off = False
@@ -75,7 +78,7 @@ class StreamLane(OrderedLane):
         """Whether the application has messages of this segment that it did not acknowledge, or acks have not left yet."""
         if self.handed is None or self.is_ended or self.failure is not None:
             return False
-        return self.acked is None or self.acked < self.handed or self._up_to is not None
+        return self.acked is None or is_after(self.handed, self.acked) or self._up_to is not None
 
     def detached(self, error: BraidError) -> None:
         # A broker that closes a consumer has kept its acknowledgements, or was told to forget them (a seek); one that crashed
@@ -89,11 +92,15 @@ class StreamLane(OrderedLane):
             self.is_cut_off = True
             self.resolved.set()
 
+    def _send_acks(self) -> None:
+        super()._send_acks()
+        self.resolved.set()
+
     def begin(self, connection: Connection) -> None:
+        self.withheld = 0
         if self.is_resumed and self.acked is not None and self._up_to is None:
             self._up_to = self.acked
         super().begin(connection)
-        self.resolved.set()
 
 
 class StreamConsumer(SegmentsConsumer[StreamLane]):
@@ -166,31 +173,29 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
         brokers have that durable. Given only an id, that is: everything before it in its own segment."""
         if self.is_closed:
             raise Closed(f"The consumer of {self.topic} was closed; what it had not acknowledged comes again.")
-        own = message.id if isinstance(message, Message) else message
+        own, vector = (message.id, message.vector) if isinstance(message, Message) else (message, None)
         if own.segment_id < 0:
             raise InvalidArgument(f"The message {own} is not from a stream consumer of {self.topic}.")
-        vector = message.vector if isinstance(message, Message) else None
         number = vector.number if isinstance(vector, PositionVector) else None
-        acked = [self._acknowledge(own, number)]
+        lane = self._acknowledge(own, number)
         if isinstance(vector, PositionVector) and vector is not self._acked_vector:
             for segment_id, position in vector.positions.items():
                 if segment_id != own.segment_id:
-                    acked.append(self._acknowledge(position, number))
+                    self._acknowledge(position, number)
             self._acked_vector = vector
         if wait:
-            if acked[0] is None:
+            if lane is None:
                 raise Conflict(
                     f"Segment {own.segment_id} of {self.topic} was given to another consumer before {own} was acknowledged; "
                     "the message comes again there."
                 )
-            for lane in acked:
-                if lane is not None and lane.acked is not None:
-                    await lane.confirm_up_to(lane.acked)
+            others = [self._lanes.get(each) for each in vector or () if each != own.segment_id]
+            for each in (lane, *others):
+                if each is not None and not each.is_leaving and each.acked is not None:
+                    await each.confirm_up_to(each.acked)
 
     async def close(self) -> None:
         """Leave the subscription: acknowledgements are sent, segments go to other consumers at once. Idempotent."""
-        if self.is_closed:
-            return
         self.is_closed = True
         self.client.forget(self)
         self._queue.clear()
@@ -204,7 +209,8 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
     def put(self, lane: TopicConsumer, messages: list[Message]) -> None:
         assert isinstance(lane, StreamLane)
         if self.is_closed or lane.releasing is not None or self._lanes.get(lane.segment_id) is not lane:
-            return  # the next owner gets them
+            lane.withheld += len(messages)  # the next owner gets them
+            return
         before = lane.handed
         fresh = lane.sift(messages)
         if before is not None and lane.handed is None:
@@ -276,7 +282,7 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
         lane.begun = self._vector.number + 1
 
     def _release(self, lane: StreamLane) -> None:
-        self._queue.drop(lane)
+        lane.withheld = self._queue.drop(lane)
         lane.releasing = self._tasks.spawn(self._give_away(lane), f"release segment {lane.segment_id}")
 
     def _keep(self, lane: StreamLane, releasing: asyncio.Task[Any]) -> None:
@@ -285,6 +291,8 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
         lane.releasing = None
         lane.is_cut_off = False
         lane.start_again()
+        withheld, lane.withheld = lane.withheld, 0
+        lane.consumed(withheld)
 
     async def _give_away(self, lane: StreamLane) -> None:
         begun = self.clock.monotonic()
@@ -340,13 +348,13 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
         """Acknowledge one segment up to a position that its lane has handed out; unchanged positions cost nothing. Returns the
         lane, or None if this is of no interest any more: the segment was given away, or is being read anew."""
         lane = self._lanes.get(position.segment_id)
-        if lane is None or lane.handed is None or (number is not None and number < lane.begun):
+        if lane is None or lane.handed is None or lane.is_leaving or (number is not None and number < lane.begun):
             return None
-        up_to = min(position, lane.handed)
-        if lane.acked is None or up_to > lane.acked:
-            lane.acked = up_to
-            lane.acknowledge_up_to(up_to)
-            asyncio.get_running_loop().call_soon(lane.resolved.set)  # after the acks of this turn were sent
+        if position is not lane.acked:
+            up_to = lane.handed if is_after(position, lane.handed) else position
+            if lane.acked is None or is_after(up_to, lane.acked):
+                lane.acked = up_to
+                lane.acknowledge_up_to(up_to)
         return lane
 
     def _is_waiting_for_application(self) -> bool:

@@ -1,6 +1,6 @@
 """`TopicConsumer`: a consumer's lane from one topic, partition or segment.
 
-Owns permits, unpacking entries, grouped acknowledgements, and subscribing again after a reconnect: what was received and not
+Owns permits, grouped acknowledgements, and subscribing again after a reconnect: what was received and not
 handed out is dropped then, because it comes again. What is done with the messages is its owner's business.
 """
 
@@ -9,79 +9,36 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from braid.client.attachment import Attachment
-from braid.client.connection import Connection
-from braid.client.messages import Message, MessageId, messages_of
-from braid.client.values import BYTES, Codec
+from braid.client.connection import UNASKED, Connection
+from braid.client.consumer_entries import EntryReader, permits_of, position_of
+from braid.client.consumer_lanes import LaneOptions, LaneOwner, message_id_data, up_to_data
+from braid.client.messages import MessageId, is_after
 from braid.errors import (
     BraidError,
     Closed,
     ConsumerBusy,
     DeadlineExceeded,
     NotAllowed,
-    ProtocolError,
     RequestError,
-    TooLarge,
     TransportError,
 )
-from braid.model.ackset import acknowledged_up_to, full, to_words
+from braid.model.ackset import full
 from braid.model.positions import Position
 from braid.wire import messages as pb
 from braid.wire import requests
-from braid.wire.chunks import ChunkAssembler, is_chunk
 from braid.wire.client import Delivery
-from braid.wire.commands import encode, signed64, unsigned64
-from braid.wire.compression import decompress
-from braid.wire.entries import entry_metadata, payload_offset
-from braid.wire.types import AckType, CommandType, InitialPosition, SubType
+from braid.wire.commands import encode, signed64
+from braid.wire.types import AckType, CommandType, SubType
 
 if TYPE_CHECKING:
     from braid.client.client import Client
 
 log = logging.getLogger(__name__)
-UNASKED = 0
-"""Request id of requests whose answer nobody waits for; real ones begin at 1."""
 BUSY_PAUSE = 1.0
 """Longest pause before asking again for a subscription that another consumer is about to leave, in seconds."""
-
-
-class LaneOwner(Protocol):
-    """Who gets a lane's messages."""
-
-    def put(self, lane: TopicConsumer, messages: list[Message], /) -> None:
-        """New messages; each is to be reported to the lane as `consumed` when it leaves the owner's queue."""
-
-    def drop_queued(self, lane: TopicConsumer, /) -> None:
-        """Forget what was received and not handed out yet: it comes again."""
-
-    def window(self) -> int:
-        """How many messages a lane may have received ahead."""
-        ...
-
-    def lane_ended(self, lane: TopicConsumer, /) -> None:
-        """The topic was terminated and the subscription has acknowledged everything in it."""
-
-    def lane_failed(self, lane: TopicConsumer, error: BraidError, /) -> None:
-        """The lane is of no more use: it was closed, or the broker refuses it for good."""
-
-
-class LaneOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a lane subscribes."""
-
-    subscription: str
-    sub_type: SubType
-    name: str
-    initial: InitialPosition = InitialPosition.LATEST
-    is_durable: bool = True
-    codec: Codec = BYTES
-    partition: int = -1
-    segment_id: int = -1
-    shown_topic: str | None = None
-    """Topic named in messages, if it is not the lane's own."""
 
 
 class TopicConsumer(Attachment):
@@ -91,6 +48,7 @@ class TopicConsumer(Attachment):
         super().__init__(client, topic)
         self.consumer_id = client.new_id()
         self.options = options
+        self.segment_id = options.segment_id
         self.is_ended = False
         self.tried = asyncio.Event()
         """Set once the first attempt of `open_soon` has succeeded, or is refused for good or because others hold the place."""
@@ -99,13 +57,19 @@ class TopicConsumer(Attachment):
         self._epoch = 0
         self.attachments = 0
         """How often it was tried to attach."""
+        self.was_attached = False
+        """Whether the broker has let it in at least once: a durable subscription exists from then on."""
+        self.is_busy = False
+        """Whether the last attempt of `open_soon` was refused because others hold the place."""
         self._granted = 0
         """Messages the broker may send, is sending, or has sent and that are still in the owner's queue."""
+        self._refill = 0
+        """How few are left when it is granted more."""
         self._up_to: MessageId | None = None
         """A cumulative ack to send."""
-        self._chunks = ChunkAssembler(self.config.max_chunked_messages, self.config.max_message_bytes)
-        self._open_batches: dict[Position, int] = {}
-        self._acks: dict[Position, int] = {}
+        self._entries = EntryReader(topic, options, self.config)
+        self._open_batches: dict[tuple[int, int], int] = {}
+        self._acks: dict[tuple[int, int], int] = {}
         """Individual acks to send: entry -> mask of what is still open in it."""
         self._ack_waiters: list[asyncio.Future[None]] = []
         self._are_acks_queued = False
@@ -127,6 +91,7 @@ class TopicConsumer(Attachment):
                     self.end(error)
                     return
                 if is_busy := isinstance(error, ConsumerBusy):
+                    self.is_busy = True
                     self.tried.set()
                 log.info("attaching to %s failed, trying again: %s", self.topic, error)
                 await self.clock.sleep(pause * (0.5 + self.client.runtime.random.random()))
@@ -140,7 +105,7 @@ class TopicConsumer(Attachment):
         # Nothing comes before permits are given.
         self.is_ended = False  # told again, if it is still so
         self._owner.drop_queued(self)
-        self._chunks.clear()
+        self._entries.clear()
         self._open_batches.clear()
         self._granted = 0
 
@@ -164,20 +129,25 @@ class TopicConsumer(Attachment):
                 )
             )
         except BaseException as error:
-            connection.consumers.pop(self.consumer_id, None)
-            if not isinstance(error, RequestError) and connection.is_open:
-                # Nobody waits for the answer any more; a consumer let in now would hold its place for nobody.
-                connection.write(requests.close_consumer(UNASKED, self.consumer_id))
+            self._leave(connection, is_refused=isinstance(error, RequestError))
             raise
+
+    def _leave(self, connection: Connection, *, is_refused: bool = False) -> None:
+        """Give up an attempt to attach: a consumer that is let in now would hold its place for nobody."""
+        connection.consumers.pop(self.consumer_id, None)
+        if not is_refused and connection.is_open:
+            connection.write(requests.close_consumer(UNASKED, self.consumer_id))
 
     def _start(self) -> pb.MessageIdData | None:
         """Where a lane that is not durable begins."""
         return None
 
     def begin(self, connection: Connection) -> None:
+        self.was_attached = True
         self._send_acks()
-        self._granted = self._owner.window()
-        connection.write(requests.flow(self.consumer_id, self._granted))
+        window = self._granted = self._owner.window()
+        self._refill = window // 2
+        connection.write(requests.flow(self.consumer_id, window))
 
     def is_registered(self, connection: Connection) -> bool:
         return connection.consumers.get(self.consumer_id) is self
@@ -185,41 +155,17 @@ class TopicConsumer(Attachment):
     def delivered(self, delivery: Delivery) -> None:
         command = delivery.command
         if command.HasField("consumer_epoch") and signed64(command.consumer_epoch) < self._epoch:
-            self.consumed(_count(delivery.entry))  # sent before our request to start again
+            self.consumed(permits_of(delivery))  # sent before our request to start again
             return
-        where = command.message_id
-        options = self.options
-        message_id = MessageId(
-            signed64(where.ledgerId), signed64(where.entryId), options.partition, segment_id=options.segment_id
-        )
-        try:
-            metadata = entry_metadata(delivery.entry)
-            payload = delivery.entry[payload_offset(delivery.entry) :]
-            chunks: tuple[MessageId, ...] = ()
-            if is_chunk(metadata):
-                whole, given_up = self._chunks.add(metadata, payload, Position(message_id.ledger_id, message_id.entry_id))
-                for lost in given_up:
-                    log.warning("chunks of message %s on %s do not fit together and are dropped", lost.uuid, self.topic)
-                    self._ack_entries(lost.positions)
-                if whole is None:
-                    self.consumed(1)
-                    return
-                payload = whole.payload
-                chunks = tuple(
-                    MessageId(*position, options.partition, segment_id=options.segment_id) for position in whole.positions[:-1]
-                )
-            payload = decompress(metadata.compression, payload, metadata.uncompressed_size, self.config.max_message_bytes)
-            topic = options.shown_topic or self.topic
-            count, acks = command.redelivery_count, list(command.ack_set)
-            found = messages_of(topic, message_id, metadata, payload, count, acks, options.codec)
-        except (ProtocolError, TooLarge) as error:
-            log.error("the entry %s of %s cannot be read and is left out: %s", message_id, self.topic, error)
-            self._report_unreadable(message_id)
-            return
-        if chunks:
-            found = [msgspec.structs.replace(found[0], chunks=chunks)]
+        found, permits, given_up, is_readable = self._entries.read(delivery)
+        if given_up:
+            self._ack_entries(given_up)
+        if not is_readable:
+            self._report_unreadable(position_of(delivery))
         if found:
             self._owner.put(self, found)
+        if len(found) < permits:
+            self.consumed(permits - len(found))
 
     def ended(self) -> None:
         self.is_ended = True
@@ -239,28 +185,35 @@ class TopicConsumer(Attachment):
     def consumed(self, count: int) -> None:
         """Messages left the queue: grant the broker as many more, in portions."""
         self._granted -= count
-        if self.connection is not None:
-            window = self._owner.window()
-            if self._granted <= window // 2:
-                self.connection.write(requests.flow(self.consumer_id, window - self._granted))
+        if self._granted <= self._refill and self.connection is not None:
+            window = self._owner.window()  # it changes with the number of lanes
+            self._refill = window // 2
+            if self._granted <= self._refill:
+                # At once: the application may go on with what is queued for a while, and the broker sends meanwhile.
+                self.connection.write_now(requests.flow(self.consumer_id, window - self._granted))
                 self._granted = window
 
     def acknowledge(self, message_id: MessageId) -> None:
         """Acknowledge one message; sent with the others of this loop turn."""
-        position = Position(message_id.ledger_id, message_id.entry_id)
+        position = message_id.ledger_id, message_id.entry_id
         still_open = 0
         if message_id.batch_index >= 0:
-            mask = self._open_batches.get(position, full(message_id.batch_size))
+            mask = self._open_batches.get(position)
+            if mask is None:
+                mask = full(message_id.batch_size)
             still_open = mask & ~(1 << message_id.batch_index)
             if still_open:
                 self._open_batches[position] = still_open
-            else:
-                self._open_batches.pop(position, None)
-        self._acks[position] = self._acks.get(position, -1) & still_open  # one that waits for a connection knows of others
-        self._queue_acks()
+            elif position in self._open_batches:
+                del self._open_batches[position]
+        waiting = self._acks.get(position)  # one that waits for a connection knows of others
+        self._acks[position] = still_open if waiting is None else waiting & still_open
+        if not self._are_acks_queued:
+            self._queue_acks()
 
     async def acknowledged(self) -> None:
         """Return once the broker has every ack so far durable."""
+        self.check_usable()
         if not self._acks:
             # Nothing is queued here, but earlier acks may have left without a receipt: an empty request covers them.
             await self._confirm({})
@@ -276,20 +229,21 @@ class TopicConsumer(Attachment):
         if not wait:
             self.acknowledge_up_to(message_id)
             return
-        where = _up_to_data(message_id)
+        where = up_to_data(message_id)
         await self.attached.wait()
         connection = self._attached_connection()
         await connection.request(lambda number: requests.ack(self.consumer_id, [where], AckType.CUMULATIVE, number))
 
     def acknowledge_up_to(self, message_id: MessageId) -> None:
         """Acknowledge cumulatively; sent at the end of this loop turn, or when the lane is attached again."""
-        if self._up_to is None or message_id > self._up_to:
+        if self._up_to is None or is_after(message_id, self._up_to):
             self._up_to = message_id
-        self._queue_acks()
+        if not self._are_acks_queued:
+            self._queue_acks()
 
     async def confirm_up_to(self, message_id: MessageId) -> None:
         """Acknowledge cumulatively and return once the broker has that durable, over reconnects."""
-        where = _up_to_data(message_id)
+        where = up_to_data(message_id)
         while True:
             await self.attached.wait()
             try:
@@ -370,9 +324,8 @@ class TopicConsumer(Attachment):
         return self.connection
 
     def _queue_acks(self) -> None:
-        if not self._are_acks_queued:
-            self._are_acks_queued = True
-            asyncio.get_running_loop().call_soon(self._send_acks)
+        self._are_acks_queued = True
+        asyncio.get_running_loop().call_soon(self._send_acks)
 
     def _send_acks(self) -> None:
         self._are_acks_queued = False
@@ -380,7 +333,7 @@ class TopicConsumer(Attachment):
         if connection is None:
             return  # sent when the consumer is attached again
         if self._up_to is not None:
-            connection.write(requests.ack(self.consumer_id, [_up_to_data(self._up_to)], AckType.CUMULATIVE))
+            connection.write(requests.ack(self.consumer_id, [up_to_data(self._up_to)], AckType.CUMULATIVE))
             self._up_to = None
         if not self._acks:
             return
@@ -391,11 +344,11 @@ class TopicConsumer(Attachment):
         else:
             connection.write(requests.ack(self.consumer_id, _ids(acks)))
 
-    async def _confirm(self, acks: dict[Position, int]) -> None:
+    async def _confirm(self, acks: dict[tuple[int, int], int]) -> None:
         connection = self._attached_connection()
         await connection.request(lambda number: requests.ack(self.consumer_id, _ids(acks), request_id=number))
 
-    async def _confirm_for(self, acks: dict[Position, int], waiters: list[asyncio.Future[None]]) -> None:
+    async def _confirm_for(self, acks: dict[tuple[int, int], int], waiters: list[asyncio.Future[None]]) -> None:
         try:
             await self._confirm(acks)
         except TransportError:
@@ -403,7 +356,8 @@ class TopicConsumer(Attachment):
             for position, mask in acks.items():
                 self._acks[position] = self._acks.get(position, -1) & mask
             self._ack_waiters += waiters
-            self._queue_acks()
+            if not self._are_acks_queued:
+                self._queue_acks()
         except BraidError as error:
             for waiter in waiters:
                 if not waiter.done():
@@ -421,14 +375,14 @@ class TopicConsumer(Attachment):
     def _ack_entries(self, positions: list[Position]) -> None:
         for position in positions:
             self._acks[position] = 0
-        self._queue_acks()
+        if not self._are_acks_queued:
+            self._queue_acks()
 
-    def _report_unreadable(self, message_id: MessageId) -> None:
+    def _report_unreadable(self, position: Position) -> None:
         """Tell the broker that this entry cannot be used by anybody; it is acknowledged with the reason."""
-        self.consumed(1)
         if self.connection is not None:
             body = pb.CommandAck(consumer_id=self.consumer_id, ack_type=int(AckType.INDIVIDUAL))  # type: ignore[arg-type]
-            body.message_id.append(message_id_data(Position(message_id.ledger_id, message_id.entry_id), 0))
+            body.message_id.append(message_id_data(position, 0))
             body.validation_error = 3  # type: ignore[assignment]
             self.connection.write(encode(CommandType.ACK, body))
 
@@ -442,25 +396,5 @@ class TopicConsumer(Attachment):
             self.start_again()
 
 
-def message_id_data(position: Position, mask: int) -> pb.MessageIdData:
-    """An entry on the wire; `mask` says which messages of its batch are still open."""
-    found = pb.MessageIdData(ledgerId=unsigned64(position.ledger_id), entryId=unsigned64(position.entry_id))
-    if mask:
-        found.ack_set.extend(to_words(mask))
-    return found
-
-
-def _up_to_data(message_id: MessageId) -> pb.MessageIdData:
-    """A message on the wire, as the last one that is acknowledged."""
-    mask = 0
-    if message_id.batch_index >= 0:
-        mask = acknowledged_up_to(message_id.batch_size, message_id.batch_index)
-    return message_id_data(Position(message_id.ledger_id, message_id.entry_id), mask)
-
-
-def _ids(acks: dict[Position, int]) -> list[pb.MessageIdData]:
+def _ids(acks: dict[tuple[int, int], int]) -> list[pb.MessageIdData]:
     return [message_id_data(position, mask) for position, mask in acks.items()]
-
-
-def _count(entry: bytes) -> int:
-    return max(entry_metadata(entry).num_messages_in_batch, 1)

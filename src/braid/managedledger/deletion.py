@@ -21,13 +21,19 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 10
 
 
-async def remove_log(metadata: MetadataStore, resolver: LedgerResolver, key: str) -> None:
-    """Remove the log at `key` whoever owns it. Raises TopicNotFound if there is none."""
+async def remove_log(
+    metadata: MetadataStore, resolver: LedgerResolver, key: str, properties: Mapping[str, str] | None = None
+) -> None:
+    """Remove the log at `key` whoever owns it; given `properties`, only one that has these, so that a call that comes late does
+    not remove the log that followed. A removal that was begun is finished in any case. Raises TopicNotFound if there is none.
+    """
     for _attempt in range(ATTEMPTS):
         found = await metadata.get(key, fresh=True)
         if found is None:
             raise TopicNotFound(f"The log {key} does not exist.")
         record = decode_record(LogRecord, key, found.value)
+        if properties is not None and not record.is_deleted and not properties.items() <= record.properties.items():
+            raise TopicNotFound(f"The log {key} that was to be removed is gone; another one has its name.")
         marked = msgspec.structs.replace(
             record, owner_epoch=record.owner_epoch + 1, owner_token=f"delete-{found.version}", is_deleted=True
         )

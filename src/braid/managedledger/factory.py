@@ -108,14 +108,17 @@ class ManagedLedgerFactory:
             return True
         raise NotReady(f"The log {key} is being created and deleted by others all the time; try again.")
 
-    async def exists(self, name: str) -> bool:
+    async def exists(self, name: str, *, fresh: bool = False) -> bool:
         """Whether there is a log of this name."""
-        return await self.properties(name) is not None
+        return await self._properties(name, fresh=fresh) is not None
 
     async def properties(self, name: str) -> Mapping[str, str] | None:
-        """The properties of a log; None if there is none of this name."""
+        """The properties of a log, read fresh; None if there is none of this name."""
+        return await self._properties(name, fresh=True)
+
+    async def _properties(self, name: str, *, fresh: bool) -> Mapping[str, str] | None:
         key = log_key(name)
-        found = await self._metadata.get(key)
+        found = await self._metadata.get(key, fresh=fresh)
         record = None if found is None else decode_record(LogRecord, key, found.value)
         return None if record is None or record.is_deleted else record.properties
 
@@ -125,9 +128,10 @@ class ManagedLedgerFactory:
             if not decode_record(LogRecord, record.key, record.value).is_deleted:
                 yield record.name
 
-    async def delete(self, name: str) -> None:
-        """Remove a log that is not loaded here: cursors, ledgers, record. Raises TopicNotFound."""
-        await remove_log(self._metadata, self._resolver, log_key(name))
+    async def delete(self, name: str, properties: Mapping[str, str] | None = None) -> None:
+        """Remove a log that is not loaded here: cursors, ledgers, record; given `properties`, only one that has these. Raises
+        TopicNotFound."""
+        await remove_log(self._metadata, self._resolver, log_key(name), properties)
 
     async def _claim(self, key: str, create: bool, properties: dict[str, str]) -> OwnedRecord[LogRecord]:
         """Make the record ours: the first step of opening."""

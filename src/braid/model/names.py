@@ -26,6 +26,8 @@ _HARMFUL: Final = re.compile(r"""[\\/"'<>]|%[0-9A-Fa-f]{2}""")
 MAX_STORED_LENGTH: Final = 4000
 MAX_STORED_PARTITION: Final = 4096
 RESERVED_PREFIXES: Final = ("__", "_braid.")
+RESERVED_SUBSCRIPTIONS: Final = ("pulsar.dedup", "__compaction")
+RESERVED_SUBSCRIPTION_PREFIX: Final = "pulsar.repl"
 """Local names of topics that only brokers make begin so."""
 MAX_PARTITION_INDEX: Final = (1 << 31) - 1
 _MAX_SEGMENT_ID: Final = (1 << 63) - 1
@@ -287,8 +289,15 @@ def check_new_topic(name: TopicName) -> None:
         )
 
 
+def is_reserved_subscription(name: str) -> bool:
+    """Whether brokers keep something of their own under this name: no user's subscription can have it."""
+    return name in RESERVED_SUBSCRIPTIONS or name.startswith(RESERVED_SUBSCRIPTION_PREFIX)
+
+
 def check_subscription_name(name: str) -> None:
     """Refuse a name that no subscription can have, however it is given; raises InvalidTopicName."""
+    if is_reserved_subscription(name):
+        raise InvalidTopicName(f"The subscription name {_shown(name)} is one that brokers use themselves; choose another.")
     if not name.strip() or name != name.strip():
         raise InvalidTopicName(f"The subscription name {_shown(name)} is empty or begins or ends with white space.")
     _check_harmless("subscription", name)

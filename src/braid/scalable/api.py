@@ -4,7 +4,7 @@ consumers. Holds no state and does no I/O."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -53,14 +53,19 @@ class SegmentStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Messages by subscription."""
     consumers: dict[str, tuple[str, ...]] = {}
     """Names of attached consumers by subscription."""
+    readers: int = 0
+    """Attached readers without a durable subscription that have not been sent everything yet."""
+    is_terminated: bool = False
 
 
 class SegmentOps(Protocol):
     """What a controller does to segments, wherever their owners are. `segment` is always the physical name.
 
     `epoch` is the leader's epoch and `incarnation` the topic's: owners refuse a stale leader (StaleLeader) and another
-    incarnation (INV4, INV5). All are repeatable. Any may raise NotReady, TransportError or DeadlineExceeded: try again later;
-    after those nobody knows whether it was done.
+    incarnation (INV4, INV5), in everything that changes something. A regular topic has no record to compare them with; its
+    incarnation is empty. `operation` is the id of the subscription's pending operation that a call is part of, or empty: owners
+    refuse what comes after that has ended. All are repeatable. Any may raise NotReady, TransportError or DeadlineExceeded: try
+    again later; after those nobody knows whether it was done.
     """
 
     async def create(
@@ -87,11 +92,15 @@ class SegmentOps(Protocol):
         """Durable subscriptions that have a cursor there (internal ones left out). Raises TopicNotFound."""
         ...
 
-    async def create_subscription(self, segment: TopicName, subscription: str, initial: Initial) -> None:
+    async def create_subscription(
+        self, segment: TopicName, subscription: str, initial: Initial, *, epoch: int, incarnation: str, operation: str = ""
+    ) -> None:
         """Make the cursor if there is none. Raises TopicNotFound."""
         ...
 
-    async def delete_subscription(self, segment: TopicName, subscription: str) -> None:
+    async def delete_subscription(
+        self, segment: TopicName, subscription: str, *, epoch: int, incarnation: str, operation: str = ""
+    ) -> None:
         """Remove the cursor, closing its consumers. Missing topic or cursor is fine."""
         ...
 
@@ -99,18 +108,26 @@ class SegmentOps(Protocol):
         """Raises TopicNotFound, SubscriptionNotFound."""
         ...
 
-    async def seek(self, segment: TopicName, subscription: str, timestamp_ms: int) -> None:
+    async def seek(
+        self, segment: TopicName, subscription: str, timestamp_ms: int, *, epoch: int, incarnation: str, operation: str = ""
+    ) -> None:
         """Reset the cursor to the first message appended at or after the time, 0 = the beginning; consumers are closed and come
         back. Raises TopicNotFound, SubscriptionNotFound."""
         ...
 
-    async def skip_all(self, segment: TopicName, subscription: str) -> None:
+    async def skip_all(
+        self, segment: TopicName, subscription: str, *, epoch: int, incarnation: str, operation: str = ""
+    ) -> None:
         """Acknowledge everything there is. Raises TopicNotFound, SubscriptionNotFound."""
         ...
 
     async def stats(self, segment: TopicName) -> SegmentStats:
         """Raises TopicNotFound."""
         ...
+
+
+RegistrationNumber: TypeAlias = tuple[int, int]
+"""Epoch of the leader that gave it, and a count: later registrations of a consumer's name have higher ones, whoever leads."""
 
 
 class AssignedSegment(msgspec.Struct, frozen=True):
@@ -127,6 +144,8 @@ class ConsumerAssignment(msgspec.Struct, frozen=True):
 
     layout_epoch: int
     segments: tuple[AssignedSegment, ...] = ()
+    number: RegistrationNumber | None = None
+    """In the answer to a registration: its number, to be given when it is made again with another leader."""
 
 
 class ConsumerHandle(Protocol):
@@ -152,6 +171,10 @@ class ConsumerRegistration(msgspec.Struct, frozen=True, eq=False):
     consumer_name: str
     consumer_id: int
     handle: ConsumerHandle
+    number: RegistrationNumber | None = None
+    """Of a registration that moves to another leader; None if it is new."""
+    says_goodbye: bool = False
+    """Whether its client tells when it leaves, so that its absence from segments says nothing."""
 
 
 class BlockedBy(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,8 +23,9 @@ from braid.model.layout import SegmentLayout
 from braid.model.names import NamespaceName, TopicName, check_subscription_name
 from braid.runtime.env import Runtime
 from braid.runtime.tasks import Tasks
-from braid.scalable.api import ConsumerAssignment, ConsumerHandle, ConsumerRegistration, SegmentOps
+from braid.scalable.api import ConsumerAssignment, ConsumerHandle, ConsumerRegistration, RegistrationNumber, SegmentOps
 from braid.scalable.config import ScalableConfig
+from braid.scalable.counts import OperationCounts
 from braid.scalable.plans import TopicWork
 from braid.scalable.records import (
     Initial,
@@ -53,7 +54,9 @@ class ScalableTopicController:
         *,
         broker_id: str,
         retention_minutes: Callable[[NamespaceName], Awaitable[int]],
+        partitions: Callable[[TopicName], Awaitable[int | None]],
         on_closed: Callable[[ScalableTopicController], None],
+        counts: OperationCounts,
     ) -> None:
         self.topic = topic
         self.broker_id = broker_id
@@ -62,10 +65,13 @@ class ScalableTopicController:
         self._config = config
         self._segments = segments
         self._retention_minutes = retention_minutes
+        self._partitions = partitions
+        self._counts = counts
         self._on_closed = on_closed
         self._metadata: ScalableTopicMetadata | None = None
         self._layout: SegmentLayout | None = None
         self._term: Term | None = None
+        self._is_gone = False
         self._starting: asyncio.Future[None] | None = None
         self._closing: asyncio.Future[None] | None = None
         self._hint = asyncio.Event()
@@ -249,10 +255,25 @@ class ScalableTopicController:
             except (StaleLeader, Closed) as error:
                 raise self._led_elsewhere() from error
 
+    async def forget_consumer(self, subscription: str, consumer_name: str, number: RegistrationNumber) -> None:
+        """A consumer left for good while nobody led the topic."""
+        coordinator = (await self._ready()).coordinators.get(subscription)
+        if coordinator is not None:
+            try:
+                await coordinator.forget(consumer_name, number)
+            except (StaleLeader, Closed) as error:
+                raise self._led_elsewhere() from error
+
     def consumer_disconnected(self, subscription: str, consumer_name: str, handle: ConsumerHandle) -> None:
         """A consumer's connection is gone; it may come back."""
         if self._term is not None and (coordinator := self._term.coordinators.get(subscription)) is not None:
             coordinator.disconnected(consumer_name, handle)
+
+    @property
+    def consumer_count(self) -> int:
+        """Registered stream and checkpoint consumers, as far as this broker leads."""
+        coordinators = [] if self._term is None else self._term.coordinators.values()
+        return sum(each.state().consumer_count for each in coordinators)
 
     async def stats(self) -> dict[str, Any]:
         """The topic's state in the shape the admin API shows; consumers are known to the leader only."""
@@ -292,7 +313,13 @@ class ScalableTopicController:
         if leadership is None or self._closing is not None or self._metadata is None:
             return
         work = TopicWork(self._runtime, self._store, self._config, self._segments, leadership, self.topic, self._metadata)
-        self._term = Term(work, lambda: self._retention_minutes(self.topic.namespace), self._gone)
+        self._term = Term(
+            work,
+            lambda: self._retention_minutes(self.topic.namespace),
+            lambda: self._partitions(self.topic),
+            self._gone,
+            self._counts,
+        )
         self._term.start()
         self._hint.set()
 
@@ -302,8 +329,10 @@ class ScalableTopicController:
 
     def _gone(self) -> None:
         """The topic was deleted."""
-        if self._closing is None:
-            log.info("%s is gone; its controller ends", self.topic)
+        if self._closing is None and not self._is_gone:
+            self._is_gone = True
+            if self._term is None or not self._term.has_deleted:
+                log.info("%s was deleted by another broker; its controller here ends", self.topic)
             self._tasks.spawn(self._close_from_inside(), "close")
 
     async def _close_from_inside(self) -> None:
@@ -316,7 +345,8 @@ class ScalableTopicController:
         key = topic_path(self.topic)
         record = await self._store.get(key, fresh=True)
         found = None if record is None else decode(ScalableTopicMetadata, key, record.value)
-        if found is None or self._metadata is None or found.epoch != self._metadata.epoch:
+        known = self._metadata
+        if found is None or known is None or (found.epoch, found.incarnation) != (known.epoch, known.incarnation):
             self._layout = None
         self._metadata = found
 

@@ -13,7 +13,9 @@ import asyncio
 import logging
 from typing import Final
 
-from braid.errors import BraidError, Closed, ConsumerBusy, InvalidArgument, NotReady, StoreError, invariant
+import msgspec
+
+from braid.errors import BraidError, Closed, ConsumerBusy, ConsumerDisplaced, InvalidArgument, NotReady, StoreError, invariant
 from braid.metadata.api import MetadataStore
 from braid.metadata.claims import StaleLeader
 from braid.metadata.election import Leadership
@@ -29,6 +31,7 @@ from braid.scalable.api import (
     ConsumerAssignment,
     ConsumerHandle,
     ConsumerRegistration,
+    RegistrationNumber,
     SegmentOps,
 )
 from braid.scalable.config import ScalableConfig
@@ -43,6 +46,8 @@ RETRY_SECONDS: Final = 0.5
 """Before the store is asked again after a failure."""
 MAX_CONSUMER_NAME: Final = 1024
 """Characters."""
+LAST_WRITE_SECONDS: Final = 10.0
+"""How long the end of a subscription waits for a registration that is being written; a later one is told by its mark."""
 
 
 class SubscriptionCoordinator:
@@ -61,7 +66,9 @@ class SubscriptionCoordinator:
         layout: SegmentLayout,
         *,
         root: str = TOPICS,
+        incarnation: str = "",
     ) -> None:
+        """`incarnation` is the topic's; a regular one has none."""
         self.topic = topic
         self.name = name
         self.record = record
@@ -71,11 +78,12 @@ class SubscriptionCoordinator:
         self._leadership = leadership
         self._layout = layout
         self._sessions: dict[str, ConsumerSession] = {}
-        self._registrations = Registrations(store, leadership, topic, name, root)
+        self._registrations = Registrations(store, leadership, topic, name, root, mark=record.mark(incarnation))
         self._arriving: dict[int, bool] = {}  # identity of a handle under registration -> its connection was lost meanwhile
         self._leftovers: set[str] = set()  # records of consumers that are gone
         self._before: dict[str, tuple[int, ...]] | None = None  # the assignment a revocation took away
         self._reset_ms = 0
+        self._registered = 0  # new registrations that this leader took
         self._idle_since_ms = self._clock.now_ms()
         self._turn = asyncio.Lock()
         self._news = asyncio.Event()
@@ -89,6 +97,8 @@ class SubscriptionCoordinator:
             name,
             record,
             layout,
+            epoch=leadership.epoch,
+            incarnation=incarnation,
             poll_seconds=config.drain_poll_seconds,
             is_wanted=lambda: bool(self._sessions),
             changed=self._news.set,
@@ -141,17 +151,33 @@ class SubscriptionCoordinator:
             self._tasks.spawn(self._first_look(), "first look")
 
     async def close(self, error: BraidError | None = None) -> None:
-        """End; nothing is written. Connected consumers are told `error`, by default that they have to find the leader."""
+        """End; nothing is written any more when it returns. Connected consumers are told `error`, by default that they have to
+        find the leader; given for a subscription that goes for good: its registrations are about to be removed."""
         handles = [each.handle for each in self._sessions.values() if each.handle is not None]
         is_first = not self.is_closed
         self.kill()
         await self._tasks.close()
+        if error is not None:
+            await self._until_written()
         if is_first:
             reason = error or NotReady(
                 f"Subscription {self.name} of {self.topic} is no longer coordinated here; register again."
             )
             for handle in handles:
                 handle.ended(reason)
+
+    async def _until_written(self) -> None:
+        """Wait for the registration that is just being written, if there is one, but not for ever."""
+        ending = Tasks(f"end of subscription {self.topic} {self.name}")
+        waiting = ending.spawn(self._turn.acquire(), "last write")
+        patience = self._clock.call_later(LAST_WRITE_SECONDS, waiting.cancel)
+        try:
+            await asyncio.wait([waiting])
+        finally:
+            patience.cancel()
+            await ending.close()
+            if not waiting.cancelled():
+                self._turn.release()
 
     def kill(self) -> None:
         """End at once, as a crash would."""
@@ -164,8 +190,8 @@ class SubscriptionCoordinator:
 
     async def register(self, registration: ConsumerRegistration) -> ConsumerAssignment:
         """A consumer is here: its assignment. A known name resumes its session and disturbs nobody; the newest connection of a
-        name wins. Raises InvalidArgument for an impossible name, ConsumerBusy if there are too many, StaleLeader, StoreError,
-        Closed."""
+        name wins, also if an older one is registered again later because the leader changed. Raises ConsumerDisplaced in that
+        case, InvalidArgument for an impossible name, ConsumerBusy if there are too many, StaleLeader, StoreError, Closed."""
         name, key = registration.consumer_name, id(registration.handle)
         _check_name(name)
         await self.restore()
@@ -177,6 +203,8 @@ class SubscriptionCoordinator:
                 self._check_alive()
                 self._registrations.check_leading()
                 session = self._sessions.get(name)
+                if session is not None and session.is_newer_than(registration.number):
+                    raise ConsumerDisplaced(f"A newer connection has the name {name} in subscription {self.name} by now.")
                 if session is None:
                     session = await self._join(name)
                 elif session.absent_since_ms is not None:
@@ -185,10 +213,10 @@ class SubscriptionCoordinator:
                 self._check_alive()
                 if self._arriving[key]:
                     raise Closed(f"The connection of consumer {name} was lost while it registered.")
-                displaced = session.attach(registration.handle, registration.consumer_id)
+                displaced = session.attach(registration, number := registration.number or self._next_number())
                 if displaced is not None:
                     displaced.displaced()
-                return self._assignment(session)
+                return msgspec.structs.replace(self._assignment(session), number=number)
         finally:
             del self._arriving[key]
 
@@ -205,6 +233,23 @@ class SubscriptionCoordinator:
             self._drop(session)
             await self._remove_leftovers()
             await self._rebalance()
+
+    async def forget(self, consumer_name: str, number: RegistrationNumber) -> None:
+        """A consumer that registered with an earlier leader was closed by its client since: its segments are free at once.
+        Ignored if a newer connection has the name."""
+        async with self._turn:
+            self._check_alive()
+            session = self._sessions.get(consumer_name)
+            if session is None or session.is_newer_than(number):
+                return
+            self._registrations.check_leading()
+            self._drop(session)
+            await self._remove_leftovers()
+            await self._rebalance()
+
+    def _next_number(self) -> RegistrationNumber:
+        self._registered += 1
+        return self._leadership.epoch, self._registered
 
     def disconnected(self, consumer_name: str, handle: ConsumerHandle) -> None:
         """A connection was lost: the grace period begins, nothing else changes. Only the session's own connection counts."""
@@ -338,8 +383,11 @@ class SubscriptionCoordinator:
                 "scalable_topics.max_consumers_per_subscription; close one or wait until one has left."
             )
         self._leftovers.discard(name)
-        session = ConsumerSession(name, await self._registrations.save(name, lambda _old: RegistrationRecord()))
+        saved = await self._registrations.save(name, lambda _old: RegistrationRecord())
+        if self.is_closed:  # it came too late: nobody was told of it, and whoever removed the others did not see it
+            await self._registrations.take_back(name, saved)
         self._check_alive()
+        session = ConsumerSession(name, saved)
         self._sessions[name] = session
         self._start_grace(session, self._config.consumer_grace_seconds)  # should the registration fail from here on
         await self._rebalance(quiet=session)
@@ -389,7 +437,6 @@ class SubscriptionCoordinator:
             self.name,
             self._sessions,
             lambda: self._layout,
-            grace_seconds=self._config.consumer_grace_seconds,
             left=self._gone,
         )
 

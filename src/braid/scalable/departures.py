@@ -3,7 +3,8 @@
 Pulsar's Java client closes a stream consumer by closing its segment consumers and tells the controller nothing, so that its
 segments would stay with a ghost as long as the client lives. The owners of the segments know better: somebody who closed its
 segment consumers itself and is attached nowhere has left. Careful, because a mistake takes segments from a live consumer: all
-of them must have been seen, without any consumer, for a while, and while somebody else could read them.
+of them must have been seen, without any consumer, for a while, and while somebody else could read them. Clients that tell
+when they leave (Braid's own) are never taken for gone.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from braid.scalable.sessions import ConsumerSession
 log = logging.getLogger(__name__)
 LOOK_SECONDS: Final = 1.0
 LEFT_SECONDS: Final = 3.0
-"""Attached nowhere for so long, after having been seen attached, is gone; one never seen keeps a whole grace period."""
+"""Attached nowhere for so long, after having been seen attached, is gone; one never seen but known to have closed a segment
+consumer gets twice as long, because that may have been an earlier one of its name."""
 CONCURRENT: Final = 8
 RELEASE_SECONDS: Final = 3.0
 """How long a revocation waits for consumers to let go of their segments; the reset closes those that do not."""
@@ -42,7 +44,6 @@ class Departures:
         sessions: Mapping[str, ConsumerSession],
         layout: Callable[[], SegmentLayout],
         *,
-        grace_seconds: float,
         left: Callable[[ConsumerSession], None],
     ) -> None:
         self._clock = clock
@@ -51,7 +52,6 @@ class Departures:
         self._subscription = subscription
         self._sessions = sessions
         self._layout = layout
-        self._grace = grace_seconds
         self._left = left
 
     async def run(self) -> None:
@@ -62,7 +62,8 @@ class Departures:
             async with asyncio.TaskGroup() as group:
                 for session in tuple(self._sessions.values()):
                     # Somebody who is alone is left in peace once it was seen; nobody waits for its segments.
-                    if session.is_connected and session.segments and (len(self._sessions) > 1 or not session.attached):
+                    is_looked_at = len(self._sessions) > 1 or not session.attached
+                    if session.is_connected and not session.says_goodbye and session.segments and is_looked_at:
                         group.create_task(self._look(session, turns))
 
     async def _look(self, session: ConsumerSession, turns: asyncio.Semaphore) -> None:
@@ -77,7 +78,7 @@ class Departures:
         now = self._clock.monotonic()
         if session.missing_since is None:
             session.missing_since = now
-        elif now - session.missing_since >= (LEFT_SECONDS if session.attached else max(LEFT_SECONDS, self._grace)):
+        elif now - session.missing_since >= (LEFT_SECONDS if session.attached else 2 * LEFT_SECONDS):
             log.info("consumer %s of %s closed its segments; it is taken for gone", session.name, self._subscription)
             self._left(session)
 

@@ -49,6 +49,8 @@ class DrainWatch:
         record: SubscriptionMetadata,
         layout: SegmentLayout,
         *,
+        epoch: int,
+        incarnation: str,
         poll_seconds: float,
         is_wanted: Callable[[], bool],
         changed: Callable[[], None],
@@ -62,6 +64,8 @@ class DrainWatch:
         self._subscription = subscription
         self._record = record
         self._layout = layout
+        self._epoch = epoch
+        self._incarnation = incarnation
         self._poll = poll_seconds
         self._is_wanted = is_wanted
         self._changed = changed
@@ -181,7 +185,13 @@ class DrainWatch:
     async def _heal(self, name: TopicName, segment: SegmentInfo) -> None:
         """A segment without a cursor never drains: make the one that is missing."""
         try:
-            await self._segments.create_subscription(name, self._subscription, initial_for(self._record, segment))
+            await self._segments.create_subscription(
+                name,
+                self._subscription,
+                initial_for(self._record, segment),
+                epoch=self._epoch,
+                incarnation=self._incarnation,
+            )
             self.hurry()
         except BraidError as error:
             log.info("the cursor of %s on %s is missing and could not be made: %s", self._subscription, name, error)

@@ -8,10 +8,12 @@ the leadership holds (INV4, INV5). The order of steps is the business of the `pl
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Final, TypeVar
 
-from braid.errors import BraidError, Conflict, NotFound, TopicNotFound, VersionConflict
+from braid.errors import BraidError, Conflict, NotFound, StoreMismatch, TopicNotFound, VersionConflict
 from braid.metadata.api import MetadataStore, Span
 from braid.metadata.claims import GuardedRecord, StaleLeader
 from braid.metadata.election import Leadership
@@ -34,6 +36,7 @@ from braid.scalable.records import (
     topic_path,
 )
 
+log = logging.getLogger(__name__)
 AT_ONCE: Final = 16
 """Segments that one plan asks at the same time."""
 T = TypeVar("T")
@@ -67,6 +70,11 @@ class TopicWork:
         """As we wrote it last; before `claim` as it was read."""
         self.layout = metadata.layout
         self.is_claimed = False
+        self.known: set[str] = set()
+        """Names of subscriptions that have a record, as last seen."""
+        self.strays: dict[int, set[str]] = {}
+        """Cursors that were seen without a record of their subscription, by segment."""
+        self._unreadable: set[str] = set()
         self._record = GuardedRecord(store, leadership, topic_path(topic), ScalableTopicMetadata)
 
     @property
@@ -154,23 +162,77 @@ class TopicWork:
     # Subscriptions.
 
     async def subscriptions(self) -> dict[str, SubscriptionMetadata]:
-        """The topic's subscription records, by name."""
-        found = {}
+        """The topic's subscription records, by name. Left out are those of an earlier topic of the name, and those that only a
+        newer version understands: they are `unreadable`."""
+        found, unreadable = {}, set()
         async for record in self.store.scan(Span(subscriptions_path(self.topic)), fresh=True):
-            found[decode_name(record.name)] = decode(SubscriptionMetadata, record.key, record.value)
+            name = decode_name(record.name)
+            try:
+                value = decode(SubscriptionMetadata, record.key, record.value)
+            except StoreMismatch as error:
+                if name not in self._unreadable:
+                    log.warning("subscription %s of %s is not looked after, its cursors are kept: %s", name, self.topic, error)
+                unreadable.add(name)
+                continue
+            if not value.is_foreign(self.incarnation):
+                found[name] = value
+        self._unreadable = unreadable
+        self.known = found.keys() | unreadable
         return found
 
-    async def cursors(self) -> set[str]:
-        """Subscriptions that need a cursor on every new segment."""
-        return {
-            name
+    @property
+    def unreadable(self) -> frozenset[str]:
+        """Subscriptions whose records are not understood, as last seen: nothing may be taken away from them."""
+        return frozenset(self._unreadable)
+
+    async def cursors(self) -> dict[str, SubscriptionMetadata | None]:
+        """Subscriptions that need a cursor on every new segment; None if the record is not understood."""
+        found: dict[str, SubscriptionMetadata | None] = {
+            name: record
             for name, record in (await self.subscriptions()).items()
             if record.type != "CHECKPOINT" and (record.pending is None or record.pending.kind != "delete")
         }
+        return found | dict.fromkeys(self._unreadable)
+
+    async def has_record(self, subscription: str) -> bool:
+        """Whether the subscription is one of this topic's."""
+        key = subscription_path(self.topic, subscription)
+        record = await self.store.get(key, fresh=True)
+        if record is None:
+            return False
+        try:
+            return not decode(SubscriptionMetadata, key, record.value).is_foreign(self.incarnation)
+        except StoreMismatch:
+            return True
+
+    async def create_cursor(self, segment: SegmentInfo, subscription: str, initial: Initial) -> None:
+        self.check()
+        await self.segments.create_subscription(
+            self.name(segment), subscription, initial, epoch=self.leadership.epoch, incarnation=self.incarnation
+        )
+
+    async def delete_cursor(self, segment: SegmentInfo, subscription: str) -> None:
+        self.check()
+        await self.segments.delete_subscription(
+            self.name(segment), subscription, epoch=self.leadership.epoch, incarnation=self.incarnation
+        )
+
+    async def remove_foreign_subscriptions(self) -> None:
+        """Remove records that were put for an earlier topic of this name by somebody who did not see it go."""
+        async for record in self.store.scan(Span(subscriptions_path(self.topic)), fresh=True):
+            try:
+                if not decode(SubscriptionMetadata, record.key, record.value).is_foreign(self.incarnation):
+                    continue
+            except StoreMismatch:
+                continue
+            self.check()
+            with suppress(VersionConflict):  # gone
+                await self.store.delete(record.key, expected=record.version)
 
     async def delete_subscription_records(self) -> None:
         """Remove every subscription record with its registrations; those of a topic made later have other versions and stay."""
-        for name in await self.subscriptions():
+        names = [name async for name in self.store.names(Span(subscriptions_path(self.topic)), fresh=True)]
+        for name in map(decode_name, names):
             await self._delete_all(consumers_path(self.topic, name))
             await self._delete_one(subscription_path(self.topic, name))
 

@@ -35,6 +35,24 @@ async def merge(work: TopicWork, first_id: int, second_id: int, notify: Notify) 
     await roll_forward(work, notify)
 
 
+async def replace(work: TopicWork, segment_id: int, notify: Notify) -> None:
+    """Put others in the place of an active segment that takes no more messages: its halves, or what joins it with a neighbour
+    if it covers one hash only. A topic that has all the segments it may have gets them all the same."""
+    ordered = work.layout.active_in_order
+    at = next(number for number, one in enumerate(ordered) if one.segment_id == segment_id)
+    if ordered[at].hash_range.size > 1:
+        async with step("split:intend"):
+            await _intend(work, "split", (segment_id,), lambda layout, now: layout.split(segment_id, now), is_limited=False)
+    else:
+        left = at - 1 if at else at
+        first, second = ordered[left].segment_id, ordered[left + 1].segment_id
+        async with step("merge:intend"):
+            await _intend(
+                work, "merge", (first, second), lambda layout, now: layout.merge(first, second, now), is_limited=False
+            )
+    await roll_forward(work, notify)
+
+
 async def roll_forward(work: TopicWork, notify: Notify) -> None:
     """Finish the split or merge that the record shows."""
     pending = work.pending
@@ -79,7 +97,12 @@ async def finish(work: TopicWork, pending: PendingOperation) -> None:
 
 
 async def _intend(
-    work: TopicWork, kind: str, parents: tuple[int, ...], change: Callable[[SegmentLayout, int], SegmentLayout]
+    work: TopicWork,
+    kind: str,
+    parents: tuple[int, ...],
+    change: Callable[[SegmentLayout, int], SegmentLayout],
+    *,
+    is_limited: bool = True,
 ) -> None:
     now, operation_id = work.runtime.clock.now_ms(), work.runtime.token()
     limit = work.config.max_segments_per_topic
@@ -88,10 +111,13 @@ async def _intend(
         no_other(value)
         old = value.layout
         new = change(old, now)
-        if len(new.all_segments) > limit:
+        if is_limited and len(new.all_segments) > limit:
+            has_sealed = len(old.all_segments) > len(old.active_segments)
             raise PreconditionFailed(
                 f"{work.topic} would have {len(new.all_segments)} segments after the {kind}, sealed ones included; "
-                f"{limit} are allowed (max_segments_per_topic). Wait until retention has removed sealed ones."
+                f"{limit} are allowed. "
+                + ("Wait until retention has removed sealed ones, or raise " if has_sealed else "Raise ")
+                + "scalable_topics.max_segments_per_topic."
             )
         children = tuple(to_record(new.segment(each)) for each in range(old.next_segment_id, new.next_segment_id))
         pending = PendingOperation(
@@ -108,13 +134,20 @@ async def _intend(
 
 async def _discover(work: TopicWork, parents: list[SegmentInfo]) -> set[str]:
     """Every subscription the children need: those of the topic, and those only a parent's owner knows (INV7)."""
-    found = await work.cursors()
+    found = set(await work.cursors())
     for parent in parents:
         try:
-            found.update(await work.segments.subscriptions(work.name(parent)))
+            found.update(await _cursors_on(work, parent))
         except TopicNotFound:
             await work.create(parent, found)  # active but never made, or lost: an empty one can be sealed
     return found
+
+
+async def _cursors_on(work: TopicWork, parent: SegmentInfo) -> set[str]:
+    """A parent's cursors; those of deleted subscriptions, which only wait for their removal, are not passed on."""
+    on_parent = set(await work.segments.subscriptions(work.name(parent)))
+    seen_stray = set().union(*work.strays.values())
+    return {name for name in on_parent if name not in seen_stray or await work.has_record(name)}
 
 
 async def _flip(work: TopicWork, pending: PendingOperation) -> None:
@@ -141,20 +174,19 @@ async def _flip(work: TopicWork, pending: PendingOperation) -> None:
 
 async def _late_cursors(work: TopicWork, pending: PendingOperation, children: list[SegmentInfo]) -> None:
     """Cursors for subscriptions made while the children were: on the topic, or on a parent before it was sealed."""
-    wanted = await work.cursors()
+    wanted = set(await work.cursors())
     for number in pending.parents:
         parent = work.layout.all_segments.get(number)
         if parent is not None:
             try:
-                wanted.update(await work.segments.subscriptions(work.name(parent)))
+                wanted.update(await _cursors_on(work, parent))
             except TopicNotFound:
                 continue  # a sealed segment without a topic has nothing left to give
 
     async def complete(child: SegmentInfo) -> None:
         missing = wanted - set(await work.segments.subscriptions(work.name(child)))
         for name in sorted(missing):
-            work.check()
-            await work.segments.create_subscription(work.name(child), name, "earliest")
+            await work.create_cursor(child, name, "earliest")
 
     await each(children, complete)
 

@@ -7,6 +7,8 @@ before the grandparent is drained (INV8). Must not be run beside a seek: both ar
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from braid.errors import Conflict, SubscriptionNotFound, TopicNotFound
@@ -15,6 +17,7 @@ from braid.model.segments import SegmentInfo
 from braid.runtime.plans import step
 from braid.scalable.plans import Notify, TopicWork, each, no_other
 from braid.scalable.plans_layout import finish
+from braid.scalable.plans_upkeep import remove_strays
 from braid.scalable.records import PendingOperation, ScalableTopicMetadata, SubscriptionMetadata, from_record, to_record
 
 
@@ -55,23 +58,28 @@ async def roll_forward(work: TopicWork, notify: Notify) -> None:
 
 async def _prunable(work: TopicWork, candidates: list[SegmentInfo]) -> list[int]:
     subscriptions = {name: record for name, record in (await work.subscriptions()).items() if record.type != "CHECKPOINT"}
+    kept = dict.fromkeys(work.unreadable) | subscriptions
 
     async def look(segment: SegmentInfo) -> bool:
-        return await _is_drained(work, segment, subscriptions)
+        return await _is_drained(work, segment, kept)
 
     drained = {segment.segment_id for segment, done in zip(candidates, await each(candidates, look), strict=True) if done}
     return sorted(number for number in drained if work.layout.ancestors(number) <= drained)
 
 
-async def _is_drained(work: TopicWork, segment: SegmentInfo, subscriptions: dict[str, SubscriptionMetadata]) -> bool:
+async def _is_drained(work: TopicWork, segment: SegmentInfo, subscriptions: Mapping[str, SubscriptionMetadata | None]) -> bool:
     name = work.name(segment)
     try:
-        known = set(await work.segments.subscriptions(name))
-        for subscription in sorted(known | set(subscriptions)):
+        stats = await work.segments.stats(name)
+        if stats.readers:
+            return False  # somebody without a subscription is in the middle of it
+        if not await remove_strays(work, segment, stats.backlog):
+            return False
+        for subscription in sorted(stats.backlog.keys() | subscriptions.keys()):
             try:
                 backlog = await work.segments.backlog(name, subscription)
             except SubscriptionNotFound:
-                if not _never_needs(segment, subscriptions.get(subscription)):
+                if subscription in subscriptions and not _never_needs(segment, subscriptions[subscription]):
                     return False
                 continue
             if not backlog.is_drained:
@@ -82,8 +90,9 @@ async def _is_drained(work: TopicWork, segment: SegmentInfo, subscriptions: dict
 
 
 def _never_needs(segment: SegmentInfo, record: SubscriptionMetadata | None) -> bool:
-    """Whether a subscription without a cursor there will never want the segment: it is gone, or began behind its end."""
-    return record is None or (record.initial == "latest" and segment.sealed_at_epoch <= record.created_at_epoch)
+    """Whether a subscription without a cursor there will never want the segment, because it began behind its end. Nobody knows
+    what one needs whose record is not understood."""
+    return record is not None and record.initial == "latest" and segment.sealed_at_epoch <= record.created_at_epoch
 
 
 async def _flip(work: TopicWork, doomed: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Create and delete a scalable topic, and repair what an owner lost: plans over the topic's record (INV5, INV6).
+"""Create and delete a scalable topic: plans over the topic's record (INV5, INV6).
 
 The record comes first and goes last: it says that the topic exists, and while it shows a pending create or delete, what is
 left to do. A topic being deleted loses its segments and subscription records before its own record; only then does its leader
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from braid.errors import OutcomeUnknown, TopicNotFound, VersionConflict
-from braid.model.segments import SegmentInfo
+from braid.errors import OutcomeUnknown, VersionConflict
 from braid.runtime.plans import step
 from braid.scalable.plans import TopicGone, TopicWork, each, no_other
 from braid.scalable.plans_layout import finish
@@ -67,23 +66,6 @@ async def roll_delete(work: TopicWork) -> None:
         await work.delete_subscription_records()
     async with step("delete:record"):
         await _delete_record(work)
-
-
-async def heal(work: TopicWork) -> list[int]:
-    """Make the topics of active segments that have none (L-06), with cursors for every subscription; returns their ids."""
-    subscriptions = await work.cursors()
-
-    async def repair(segment: SegmentInfo) -> int | None:
-        try:
-            await work.segments.subscriptions(work.name(segment))
-        except TopicNotFound:
-            async with step("heal:create"):
-                await work.create(segment, subscriptions)
-            return segment.segment_id
-        return None
-
-    made = await each(work.layout.active_in_order, repair)
-    return [number for number in made if number is not None]
 
 
 async def _delete_record(work: TopicWork) -> None:

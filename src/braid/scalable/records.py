@@ -133,6 +133,16 @@ class SubscriptionMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="ca
     created_ms: int = 0
     pending: SubscriptionChange | None = None
     leader_epoch: int = 0
+    incarnation: str = ""
+    """Of the topic it was made for; empty for a regular topic's (INV5)."""
+
+    def is_foreign(self, incarnation: str) -> bool:
+        """Whether it was left behind by an earlier topic of the name: then it is garbage, as if it were not there."""
+        return bool(self.incarnation and incarnation) and self.incarnation != incarnation
+
+    def mark(self, incarnation: str) -> str:
+        """What tells the registrations of this subscription from those of an earlier one of the name."""
+        return f"{incarnation}:{self.created_ms}"
 
 
 class RegistrationRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -144,6 +154,8 @@ class RegistrationRecord(msgspec.Struct, frozen=True, kw_only=True, rename="came
     absent_since_ms: int | None = None
     """Written once, by a new leader that restores the registration without a connection (hole 15)."""
     leader_epoch: int = 0
+    mark: str = ""
+    """Of the subscription it belongs to (INV5); one without a mark belongs to whichever there is."""
 
 
 R = TypeVar("R", ScalableTopicMetadata, SubscriptionMetadata, RegistrationRecord)

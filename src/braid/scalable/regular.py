@@ -25,7 +25,7 @@ from braid.model.names import decode as decode_name
 from braid.model.segments import SegmentInfo, physical_name
 from braid.runtime.env import Runtime
 from braid.runtime.tasks import Tasks
-from braid.scalable.api import ConsumerAssignment, ConsumerHandle, ConsumerRegistration, SegmentOps
+from braid.scalable.api import ConsumerAssignment, ConsumerHandle, ConsumerRegistration, RegistrationNumber, SegmentOps
 from braid.scalable.config import ScalableConfig
 from braid.scalable.coordinator import SubscriptionCoordinator
 from braid.scalable.plans import each
@@ -166,6 +166,16 @@ class RegularTopicController:
         if coordinator is not None:
             try:
                 await coordinator.unregister(consumer_name, handle)
+            except (StaleLeader, Closed) as error:
+                raise self._led_elsewhere() from error
+
+    async def forget_consumer(self, subscription: str, consumer_name: str, number: RegistrationNumber) -> None:
+        """A consumer left for good while nobody coordinated the topic."""
+        await self.wait_ready()
+        coordinator = self._leading().coordinators.get(subscription)
+        if coordinator is not None:
+            try:
+                await coordinator.forget(consumer_name, number)
             except (StaleLeader, Closed) as error:
                 raise self._led_elsewhere() from error
 
@@ -368,7 +378,9 @@ class _Term:
     async def _add_cursors(self, subscription: str, segments: list[SegmentInfo]) -> None:
         async def add(segment: SegmentInfo) -> None:
             try:
-                await self._segments.create_subscription(self.name(segment), subscription, "earliest")
+                await self._segments.create_subscription(
+                    self.name(segment), subscription, "earliest", epoch=self.leadership.epoch, incarnation=""
+                )
             except TopicNotFound:
                 pass  # made by the first who attaches
 

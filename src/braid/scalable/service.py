@@ -1,9 +1,8 @@
 """`ScalableTopicService`: scalable topics at one broker.
 
 Owns the controllers of this broker, one per topic and shared by everybody who needs it; what any broker may do without leading
-is done by `TopicRecords`. Looks from time to time for topics of its
-own bundles that nobody leads, so that an interrupted operation is finished even if no client ever asks again. Holds no layout
-itself and must not touch a segment except through `SegmentOps`.
+is done by `TopicRecords`. Looks from time to time for topics that nobody leads, so that an interrupted operation is finished
+even if no client ever asks again. Holds no layout itself and must not touch a segment except through `SegmentOps`.
 """
 
 from __future__ import annotations
@@ -25,6 +24,8 @@ from braid.runtime.tasks import Tasks
 from braid.scalable.api import SegmentOps
 from braid.scalable.config import ScalableConfig
 from braid.scalable.controller import ScalableTopicController
+from braid.scalable.counts import OperationCounts
+from braid.scalable.draining import initial_for
 from braid.scalable.plans import each
 from braid.scalable.records import REGULAR, TOPICS, Initial, ScalableTopicMetadata, SubscriptionMetadata, controller_path
 from braid.scalable.regular import RegularTopicController
@@ -54,7 +55,8 @@ class ScalableTopicService:
         partitions: Callable[[TopicName], Awaitable[int | None]],
     ) -> None:
         """`owns` says whether a topic's bundle is ours, `partitions` how many a regular topic has: 0 = it is a plain one,
-        None = there is none."""
+        None = there is none. A scalable topic is not made, and one that is just being made is taken back by its leader, if a
+        regular one has its name."""
         self.config = config
         self._runtime = runtime
         self._store = store
@@ -64,7 +66,9 @@ class ScalableTopicService:
         self._owns = owns
         self._partitions = partitions
         self._records = TopicRecords(runtime, store, config, partitions)
+        self.counts = OperationCounts()
         self._controllers: dict[TopicName, AnyController] = {}
+        self._orphans: set[TopicName] = set()  # topics of others without a leader, at the last look
         self._is_closed = False
         self._tasks = Tasks("scalable topics")
 
@@ -116,10 +120,47 @@ class ScalableTopicService:
         """Names of the namespace's scalable topics, in order; with properties those that have all of them."""
         return await self._records.topics(namespace, properties)
 
-    async def register_queue_subscription(self, topic: TopicName, subscription: str, initial: Initial) -> SubscriptionMetadata:
+    async def register_queue_subscription(
+        self, topic: TopicName, subscription: str, initial: Initial, *, besides: TopicName | None = None
+    ) -> SubscriptionMetadata:
         """Make the topic-level record of a subscription that a queue consumer attaches to, or return the one there is (L-07).
+        A new one has cursors on all segments when this returns, as far as their owners answer; the leader makes the rest. On
+        the segment `besides` the caller makes it himself.
         Raises TopicNotFound, NotReady while the topic is being made."""
-        return await self._records.register_queue_subscription(topic, subscription, initial)
+        record, metadata = await self._records.register_queue_subscription(topic, subscription, initial)
+        if metadata is not None:
+            wanted = [one for one in metadata.layout.all_segments.values() if physical_name(topic.scalable, one) != besides]
+            await self._make_cursors(topic.scalable, subscription, record, metadata, wanted)
+        return record
+
+    async def _make_cursors(
+        self,
+        topic: TopicName,
+        subscription: str,
+        record: SubscriptionMetadata,
+        metadata: ScalableTopicMetadata,
+        wanted: list[SegmentInfo],
+    ) -> None:
+        """The consumer may know an old layout only, and a split may have looked for subscriptions just before this one came: it
+        must not depend on either what is kept for it (INV7)."""
+
+        async def make(segment: SegmentInfo) -> None:
+            try:
+                await self._segments.create_subscription(
+                    physical_name(topic, segment),
+                    subscription,
+                    initial_for(record, segment),
+                    epoch=metadata.leader_epoch,
+                    incarnation=metadata.incarnation,
+                )
+            except TopicNotFound:
+                return  # not made yet, then it gets its cursors with it; or sealed and without data
+            except BraidError as error:
+                log.info(
+                    "subscription %s has no cursor on segment %d of %s yet: %s", subscription, segment.segment_id, topic, error
+                )
+
+        await each(wanted, make)
 
     async def leader_id(self, topic: TopicName) -> str | None:
         """Broker id of the leader of the topic's controller; None if there is none at the moment."""
@@ -137,6 +178,8 @@ class ScalableTopicService:
         while True:
             if self._is_closed:
                 raise Closed("This broker is being closed.")
+            if not self._broker_id():
+                raise NotReady("This broker is just starting and has no address yet; try again.")
             found = self._controllers.get(key)
             if found is not None and found.is_closed:
                 await found.close()
@@ -198,7 +241,9 @@ class ScalableTopicService:
                 topic,
                 broker_id=self._broker_id(),
                 retention_minutes=self._retention_minutes,
+                partitions=self._partitions,
                 on_closed=self._forget,
+                counts=self.counts,
             )
         return RegularTopicController(
             self._runtime,
@@ -247,7 +292,7 @@ class ScalableTopicService:
                 stats = await self._segments.stats(physical_name(controller.topic, segment))
             except BraidError:
                 return 0  # whoever cannot be asked has no reason to keep the topic
-            return stats.producers + sum(map(len, stats.consumers.values()))
+            return stats.producers + stats.readers + sum(map(len, stats.consumers.values()))
 
         count = sum(await each(controller.layout.all_segments.values(), clients))
         if count:
@@ -266,11 +311,18 @@ class ScalableTopicService:
                 log.info("could not look for topics that nobody leads: %s", error)
 
     async def adopt(self) -> None:
-        """Campaign for every topic of our bundles that nobody leads."""
+        """Campaign for every topic that nobody leads: at once if it is in one of our bundles, else if nobody did since the last
+        time we looked. The bundle of a broker that died stays free until a client asks for it, and what was begun there must be
+        finished all the same (INV6)."""
+        orphans: set[TopicName] = set()
         async for topic in self._records.all_topics():
-            if topic in self._controllers or not self._owns(topic) or await self.leader_id(topic) is not None:
+            if topic in self._controllers or await self.leader_id(topic) is not None:
+                continue
+            if not self._owns(topic) and topic not in self._orphans:
+                orphans.add(topic)
                 continue
             try:
                 await self.controller(topic)
             except BraidError as error:
                 log.info("could not adopt %s: %s", topic, error)
+        self._orphans = orphans

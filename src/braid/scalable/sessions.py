@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -19,7 +20,7 @@ from braid.metadata.claims import GuardedRecord, StaleLeader
 from braid.metadata.election import Leadership
 from braid.model.names import TopicName, decode
 from braid.runtime.clock import Timer
-from braid.scalable.api import ConsumerHandle
+from braid.scalable.api import ConsumerHandle, ConsumerRegistration, RegistrationNumber
 from braid.scalable.records import TOPICS, RegistrationRecord, consumer_path, consumers_path
 from braid.scalable.records import decode as decode_record
 
@@ -46,7 +47,9 @@ class ConsumerSession:
         "is_expired",
         "missing_since",
         "name",
+        "number",
         "saved",
+        "says_goodbye",
         "segments",
     )
 
@@ -54,6 +57,9 @@ class ConsumerSession:
         self.name = name
         self.handle: ConsumerHandle | None = None
         self.consumer_id = -1
+        self.number: RegistrationNumber | None = None
+        """Of the last registration that this leader took."""
+        self.says_goodbye = False
         self.segments = record.segments
         """Assigned now."""
         self.saved = record.segments
@@ -73,12 +79,18 @@ class ConsumerSession:
     def is_connected(self) -> bool:
         return self.handle is not None
 
-    def attach(self, handle: ConsumerHandle, consumer_id: int) -> ConsumerHandle | None:
+    def is_newer_than(self, number: RegistrationNumber | None) -> bool:
+        """Whether a registration that comes from an earlier leader is that of a connection which has lost the name since."""
+        return number is not None and self.number is not None and number < self.number
+
+    def attach(self, registration: ConsumerRegistration, number: RegistrationNumber) -> ConsumerHandle | None:
         """The consumer is here, on this connection. Returns the live one it takes the place of, if another."""
-        displaced = self.handle if self.handle is not handle else None
+        displaced = self.handle if self.handle is not registration.handle else None
         self.stop_grace()
-        self.handle = handle
-        self.consumer_id = consumer_id
+        self.handle = registration.handle
+        self.consumer_id = registration.consumer_id
+        self.number = number
+        self.says_goodbye = registration.says_goodbye
         self.disconnected_ms = None
         self.missing_since = None
         return displaced
@@ -131,29 +143,49 @@ class Registrations:
     """The records below one subscription, as its leader writes them."""
 
     def __init__(
-        self, store: MetadataStore, leadership: Leadership, topic: TopicName, subscription: str, root: str = TOPICS
+        self,
+        store: MetadataStore,
+        leadership: Leadership,
+        topic: TopicName,
+        subscription: str,
+        root: str = TOPICS,
+        *,
+        mark: str = "",
     ) -> None:
+        """`mark` is the subscription's; a registration with another one was left behind by an earlier subscription of the name,
+        because it was written while that was being deleted (INV5). It counts as missing."""
         self._store = store
         self._leadership = leadership
+        self._mark = mark
         self._collection = consumers_path(topic, subscription, root)
         self._key: Callable[[str], str] = lambda consumer: consumer_path(topic, subscription, consumer, root)
 
     async def load(self) -> dict[str, RegistrationRecord]:
-        """All of them by consumer name, read fresh."""
-        found = {}
+        """All of them by consumer name, read fresh; what an earlier subscription left behind is removed."""
+        found, foreign = {}, []
         async for record in self._store.scan(Span(self._collection), fresh=True):
-            found[decode(record.name)] = decode_record(RegistrationRecord, record.key, record.value)
+            name, registration = decode(record.name), decode_record(RegistrationRecord, record.key, record.value)
+            if self._is_foreign(registration):
+                foreign.append(name)
+            else:
+                found[name] = registration
+        for name in foreign:
+            await self.remove(name)
         return found
 
     async def save(self, consumer: str, modify: Change) -> RegistrationRecord:
         """Change a record under our epoch, making it if there is none. Raises StaleLeader, StoreUnavailable, OutcomeUnknown."""
         guarded = GuardedRecord(self._store, self._leadership, self._key(consumer), RegistrationRecord)
+
+        def marked(old: RegistrationRecord) -> RegistrationRecord:
+            return msgspec.structs.replace(modify(RegistrationRecord() if self._is_foreign(old) else old), mark=self._mark)
+
         for _attempt in range(ATTEMPTS):
             try:
-                return await guarded.change(modify)
+                return await guarded.change(marked)
             except NotFound:
                 self.check_leading()
-            fresh = msgspec.structs.replace(modify(RegistrationRecord()), leader_epoch=self._leadership.epoch)
+            fresh = msgspec.structs.replace(marked(RegistrationRecord()), leader_epoch=self._leadership.epoch)
             try:
                 await self._store.put(self._key(consumer), msgspec.json.encode(fresh), expected=ABSENT)
             except (VersionConflict, OutcomeUnknown):
@@ -196,9 +228,19 @@ class Registrations:
             return
         raise OutcomeUnknown(f"Whether the registration of {consumer} was removed is unknown; try again.")
 
+    async def take_back(self, consumer: str, saved: RegistrationRecord) -> None:
+        """Delete a record that is still as we have just written it, whoever leads by now."""
+        record = await self._store.get(self._key(consumer), fresh=True)
+        if record is not None and decode_record(RegistrationRecord, record.key, record.value) == saved:
+            with suppress(VersionConflict):  # somebody else's now
+                await self._store.delete(record.key, expected=record.version)
+
     async def remove_all(self) -> None:
         for consumer in await self.load():
             await self.remove(consumer)
+
+    def _is_foreign(self, registration: RegistrationRecord) -> bool:
+        return bool(registration.mark and self._mark) and registration.mark != self._mark
 
     def check_leading(self) -> None:
         """Raise StaleLeader unless we may act now."""

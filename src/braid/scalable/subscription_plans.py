@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final
+from contextlib import suppress
+from typing import Any, Final
 
 import msgspec
 
 from braid.errors import (
     BraidError,
-    Conflict,
     InvalidArgument,
+    KindConflict,
     NotFound,
     OutcomeUnknown,
     PreconditionFailed,
+    StoreMismatch,
     StoreUnavailable,
     SubscriptionNotFound,
     TopicNotFound,
@@ -72,7 +74,9 @@ class SubscriptionPlans:
         layout: Callable[[], SegmentLayout],
         coordinator: Callable[[str], SubscriptionCoordinator | None],
         root: str = TOPICS,
+        incarnation: Callable[[], str] = lambda: "",
     ) -> None:
+        """`incarnation` is the topic's, known once its record is claimed; a regular one has none."""
         self._runtime = runtime
         self._store = store
         self._config = config
@@ -82,6 +86,7 @@ class SubscriptionPlans:
         self._layout = layout
         self._coordinator = coordinator
         self._root = root
+        self._incarnation = incarnation
 
     async def create(self, name: str, kind: SubscriptionKind, initial: Initial) -> SubscriptionMetadata:
         """Make a subscription with cursors on every segment, or return the one that is there. Raises Conflict if that is of
@@ -98,7 +103,7 @@ class SubscriptionPlans:
                 await self._roll(name, record)
                 record = await self._need(name)
         if record.type != kind:
-            raise Conflict(
+            raise KindConflict(
                 f"Subscription {name} of {self._topic} is one of {record.type} consumers; "
                 f"a {kind} consumer needs one of its own."
             )
@@ -106,6 +111,7 @@ class SubscriptionPlans:
 
     async def delete(self, name: str) -> None:
         """Remove a subscription: its consumers, its cursors, its record. Raises SubscriptionNotFound."""
+        await self._replace_unreadable(name)
         await self._begin(name, "delete")
 
     async def seek(self, name: str, timestamp_ms: int) -> None:
@@ -125,6 +131,12 @@ class SubscriptionPlans:
             name = decode_name(stored.name)
             try:
                 record = decode(SubscriptionMetadata, stored.key, stored.value)
+            except StoreMismatch as error:  # of a newer version: left alone, and nobody else's concern
+                log.warning("subscription %s of %s is not looked after: %s", name, self._topic, error)
+                continue
+            try:
+                if record.is_foreign(self._incarnation()):
+                    continue
                 if record.pending is not None:
                     log.info("finishing the %s of subscription %s of %s", record.pending.kind, name, self._topic)
                     await self._roll(name, record)
@@ -156,6 +168,7 @@ class SubscriptionPlans:
             created_ms=now,
             pending=self._change_to("create"),
             leader_epoch=self._leadership.epoch,
+            incarnation=self._incarnation(),
         )
         self._check_leading()
         try:
@@ -191,17 +204,17 @@ class SubscriptionPlans:
             return
         match record.pending.kind:
             case "create":
-                await self._roll_create(name, record)
+                await self._roll_create(name, record, record.pending.operation_id)
             case "delete":
-                await self._roll_delete(name, record)
+                await self._roll_delete(name, record, record.pending.operation_id)
             case "seek" | "clear-backlog":
-                await self._roll_reset(name, record.pending)
+                await self._roll_reset(name, record, record.pending)
 
-    async def _roll_create(self, name: str, record: SubscriptionMetadata) -> None:
+    async def _roll_create(self, name: str, record: SubscriptionMetadata, operation: str) -> None:
         async def make(segment: SegmentInfo) -> None:
             self._check_leading()
             try:
-                await self._segments.create_subscription(self._physical(segment), name, initial_for(record, segment))
+                await self._make_cursor(segment, name, initial_for(record, segment), operation)
             except TopicNotFound:
                 if segment.is_active and self._root == TOPICS:
                     raise  # a regular topic may be made by the first who attaches
@@ -212,24 +225,30 @@ class SubscriptionPlans:
         async with step("create-subscription:finish"):
             await self._done(name)
 
-    async def _roll_delete(self, name: str, record: SubscriptionMetadata) -> None:
+    async def _roll_delete(self, name: str, record: SubscriptionMetadata, operation: str) -> None:
         async def remove(segment: SegmentInfo) -> None:
             self._check_leading()
-            await self._segments.delete_subscription(self._physical(segment), name)
+            await self._segments.delete_subscription(
+                self._physical(segment),
+                name,
+                epoch=self._leadership.epoch,
+                incarnation=self._incarnation(),
+                operation=operation,
+            )
 
         async with step("delete-subscription:close"):
             coordinator = self._coordinator(name)
             if coordinator is not None:
                 await coordinator.close(SubscriptionNotFound(f"Subscription {name} of {self._topic} was deleted."))
         async with step("delete-subscription:registrations"):
-            await self._registrations(name).remove_all()
+            await self._registrations(name, record).remove_all()
         if record.type != "CHECKPOINT":
             async with step("delete-subscription:cursors"):
                 await each(self._all(), remove)
         async with step("delete-subscription:record"):
             await self._remove(name)
 
-    async def _roll_reset(self, name: str, change: SubscriptionChange) -> None:
+    async def _roll_reset(self, name: str, record: SubscriptionMetadata, change: SubscriptionChange) -> None:
         async def reset(segment: SegmentInfo) -> None:
             self._check_leading()
             try:
@@ -244,7 +263,7 @@ class SubscriptionPlans:
             if coordinator is not None and not coordinator.is_closed:
                 await coordinator.revoke()
             else:  # so that the next coordinator takes nothing for drained
-                registrations = self._registrations(name)
+                registrations = self._registrations(name, record)
                 epoch = self._layout().epoch
                 await registrations.save_all({consumer: given(epoch, ()) for consumer in await registrations.load()})
         async with step(f"{called}:reset"):
@@ -258,19 +277,30 @@ class SubscriptionPlans:
         """Move one cursor, making it if it is missing. The owner's append times decide; a segment made at or after the time is
         read whole. Times of sealing are another clock's and decide nothing."""
         physical = self._physical(segment)
+        leader: dict[str, Any] = {"epoch": self._leadership.epoch, "incarnation": self._incarnation()}
         is_seek = change.kind == "seek"
         target = 0 if segment.created_at_ms >= change.timestamp_ms else change.timestamp_ms
         for is_last in (False, True):
             try:
                 if is_seek:
-                    await self._segments.seek(physical, name, target)
+                    await self._segments.seek(physical, name, target, operation=change.operation_id, **leader)
                 else:
-                    await self._segments.skip_all(physical, name)
+                    await self._segments.skip_all(physical, name, operation=change.operation_id, **leader)
                 return
             except SubscriptionNotFound:
                 if is_last:
                     raise
-                await self._segments.create_subscription(physical, name, "earliest" if is_seek else "latest")
+                await self._make_cursor(segment, name, "earliest" if is_seek else "latest", change.operation_id)
+
+    async def _make_cursor(self, segment: SegmentInfo, name: str, initial: Initial, operation: str) -> None:
+        await self._segments.create_subscription(
+            self._physical(segment),
+            name,
+            initial,
+            epoch=self._leadership.epoch,
+            incarnation=self._incarnation(),
+            operation=operation,
+        )
 
     async def _give_back(self, name: str) -> None:
         coordinator = self._coordinator(name)
@@ -281,13 +311,36 @@ class SubscriptionPlans:
 
     async def _find(self, name: str) -> SubscriptionMetadata | None:
         stored = await self._store.get(self._key(name), fresh=True)
-        return None if stored is None else decode(SubscriptionMetadata, stored.key, stored.value)
+        if stored is None:
+            return None
+        record = decode(SubscriptionMetadata, stored.key, stored.value)
+        if not record.is_foreign(self._incarnation()):
+            return record
+        self._check_leading()
+        with suppress(VersionConflict):  # removed by whoever put it
+            await self._store.delete(stored.key, expected=stored.version)
+        return None
 
     async def _need(self, name: str) -> SubscriptionMetadata:
         record = await self._find(name)
         if record is None:
-            raise SubscriptionNotFound(f"{self._topic} has no subscription {name}; create it first.")
+            raise SubscriptionNotFound(f"{self._topic} has no subscription {name}; its stats list those it has.")
         return record
+
+    async def _replace_unreadable(self, name: str) -> None:
+        """Put a readable record in the place of one that only a newer version can read, so that it can be deleted."""
+        stored = await self._store.get(self._key(name), fresh=True)
+        if stored is None:
+            return
+        try:
+            decode(SubscriptionMetadata, stored.key, stored.value)
+        except StoreMismatch as error:
+            log.warning("subscription %s of %s is deleted although its record is not understood: %s", name, self._topic, error)
+            record = SubscriptionMetadata(
+                created_ms=self._runtime.clock.now_ms(), leader_epoch=self._leadership.epoch, incarnation=self._incarnation()
+            )
+            self._check_leading()
+            await self._store.put(stored.key, msgspec.json.encode(record), expected=stored.version)
 
     async def _change(self, name: str, modify: Callable[[SubscriptionMetadata], SubscriptionMetadata]) -> SubscriptionMetadata:
         record = GuardedRecord(self._store, self._leadership, self._key(name), SubscriptionMetadata)
@@ -319,8 +372,9 @@ class SubscriptionPlans:
     def _key(self, name: str) -> str:
         return subscription_path(self._topic, name, self._root)
 
-    def _registrations(self, name: str) -> Registrations:
-        return Registrations(self._store, self._leadership, self._topic, name, self._root)
+    def _registrations(self, name: str, record: SubscriptionMetadata) -> Registrations:
+        mark = record.mark(self._incarnation())
+        return Registrations(self._store, self._leadership, self._topic, name, self._root, mark=mark)
 
     def _physical(self, segment: SegmentInfo) -> TopicName:
         return physical_name(self._topic, segment)

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeVar
 
-from braid.errors import BraidError, Conflict, InvariantBroken, LedElsewhere, NotReady, TopicNotFound
+from braid.errors import BraidError, Conflict, InvariantBroken, KindConflict, LedElsewhere, NotReady, TopicNotFound
 from braid.metadata.claims import StaleLeader
 from braid.model.layout import SegmentLayout
 from braid.runtime.plans import step
 from braid.runtime.tasks import Tasks
-from braid.scalable import plans_layout, plans_prune, plans_topic
+from braid.scalable import plans_layout, plans_prune, plans_topic, plans_upkeep
 from braid.scalable.coordinator import SubscriptionCoordinator
+from braid.scalable.counts import OperationCounts
 from braid.scalable.plans import TopicGone, TopicWork, describe
 from braid.scalable.records import Initial, SubscriptionKind, SubscriptionMetadata
 from braid.scalable.subscription_plans import SubscriptionPlans
@@ -33,19 +34,33 @@ FIRST_RETRY_SECONDS: Final = 0.1
 class Term:
     """What a leader does with one topic."""
 
-    def __init__(self, work: TopicWork, retention_minutes: Callable[[], Awaitable[int]], on_gone: Callable[[], None]) -> None:
-        """`on_gone` is called once if the topic turns out to be deleted, by us or by somebody else."""
+    def __init__(
+        self,
+        work: TopicWork,
+        retention_minutes: Callable[[], Awaitable[int]],
+        regular_partitions: Callable[[], Awaitable[int | None]],
+        on_gone: Callable[[], None],
+        counts: OperationCounts,
+    ) -> None:
+        """`regular_partitions` is not None if a regular topic has the same name. `on_gone` is called once if the topic turns
+        out to be deleted, by us or by somebody else."""
         self.work = work
         self.coordinators: dict[str, SubscriptionCoordinator] = {}
         self.is_ready = False
         self.is_over = False
+        self.has_deleted = False
+        """Whether it ended because it has deleted the topic."""
         self._retention = retention_minutes
+        self._regular_partitions = regular_partitions
         self._on_gone = on_gone
+        self._counts = counts
         self._clock = work.runtime.clock
         self._turns = OperationTurns(self._clock, str(work.topic))
         self._turns.holder = "take-over by a new leader"
         self._waiting: list[asyncio.Future[None]] = []  # for is_ready or is_over
         self._is_settling = False  # an interrupted operation has the turn until it is finished
+        self._is_deletion_asked_for = False
+        self._announced = ""  # id of the interrupted operation that the log tells of
         self._tasks = Tasks(f"leader of {work.topic}")
         self._plans = SubscriptionPlans(
             work.runtime,
@@ -56,6 +71,7 @@ class Term:
             work.topic,
             layout=lambda: work.layout,
             coordinator=self.coordinators.get,
+            incarnation=lambda: work.incarnation,
         )
 
     def start(self) -> None:
@@ -90,7 +106,7 @@ class Term:
         if self.is_over:
             raise self._not_leading()
         if self._is_deleting():
-            raise Conflict(f"{self.work.topic} is being deleted.")
+            raise self._being_deleted()
         if not self.is_ready:
             raise NotReady(f"The leader of {self.work.topic} is not ready yet ({self._turns.holder}); try again.")
 
@@ -116,25 +132,32 @@ class Term:
 
     # Operations.
 
-    async def operate(self, what: str, body: Callable[[], Awaitable[T]]) -> T:
-        """Run an operation when its turn comes; it is finished even if the caller goes away. Raises Conflict if another one
-        takes too long, LedElsewhere if the leadership is over, and what the operation raises; if that left it unfinished, it
-        goes on in the background until it is done."""
+    async def operate(self, what: str, body: Callable[[], Awaitable[T]], told: Callable[[T], str | None]) -> T:
+        """Run an operation when its turn comes; it is finished even if the caller goes away. `told` says of its result what the
+        log shall say, None = nothing. Raises Conflict if another one takes too long, LedElsewhere if the leadership is over,
+        and what the operation raises; if that left it unfinished, it goes on in the background until it is done."""
         if self.is_over:
             raise self._not_leading()
         outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        task = self._tasks.spawn(self._perform(what, body, outcome), what)
+        task = self._tasks.spawn(self._perform(what, body, told, outcome), what)
         task.add_done_callback(lambda _task: _fail(outcome, self._not_leading()))  # cancelled, maybe before it began
         return await outcome
 
-    async def _perform(self, what: str, body: Callable[[], Awaitable[T]], outcome: asyncio.Future[T]) -> None:
+    async def _perform(
+        self, what: str, body: Callable[[], Awaitable[T]], told: Callable[[T], str | None], outcome: asyncio.Future[T]
+    ) -> None:
         try:
             await self._turns.take(what, self.work.config.operation_wait_seconds)
         except Conflict as error:
             _fail(outcome, error)
             return
+        began = self._clock.monotonic()
         try:
             result = await body()
+            took = self._clock.monotonic() - began
+            self._counts.note(what, took, is_done=True)
+            if (text := told(result)) is not None:
+                log.info("%s of %s%s: done in %d ms", what, self.work.topic, text, took * 1000)
             if not outcome.done():
                 outcome.set_result(result)
         except StaleLeader:
@@ -145,6 +168,7 @@ class Term:
         except Exception as error:  # the caller is told; what it left behind is finished before another operation may begin
             if not isinstance(error, BraidError):
                 log.exception("the %s of %s failed in an unexpected way", what, self.work.topic)
+            self._counts.note(what, self._clock.monotonic() - began, is_done=False)
             _fail(outcome, error)
             self._is_settling = True
             await self._until_done(self._settle, f"the {what}")
@@ -153,42 +177,65 @@ class Term:
             self._turns.give_back()
 
     async def split(self, segment_id: int) -> None:
-        await self.operate(f"split of segment {segment_id}", lambda: plans_layout.split(self.work, segment_id, self._notify))
+        await self.operate(
+            f"split of segment {segment_id}",
+            lambda: plans_layout.split(self.work, segment_id, self._notify),
+            lambda _nothing: self._children_of(segment_id),
+        )
 
     async def merge(self, first_id: int, second_id: int) -> None:
         await self.operate(
             f"merge of segments {first_id} and {second_id}",
             lambda: plans_layout.merge(self.work, first_id, second_id, self._notify),
+            lambda _nothing: self._children_of(first_id),
         )
 
     async def prune(self) -> list[int]:
         async def body() -> list[int]:
             return await plans_prune.prune(self.work, await self._retention(), self._notify)
 
-        return await self.operate("prune", body)
+        return await self.operate("prune", body, lambda gone: f", segments {_listed(gone)} removed" if gone else None)
+
+    async def look_after(self) -> None:
+        """Repair what nobody asked for."""
+        await self.operate(
+            "repair",
+            lambda: plans_upkeep.look_after(self.work, self._notify),
+            lambda repaired: f", segments {_listed(repaired)}" if repaired else None,
+        )
 
     async def delete(self, *, force: bool = False) -> None:
         """Returns when the topic is gone. `force` puts the deletion in the place of an operation that cannot be finished.
-        Raises Conflict if another operation is not finished in time, NotReady if the deletion is not."""
+        Raises Conflict if the topic is being deleted already or another operation is not finished in time, NotReady if the
+        deletion is not."""
 
         async def body() -> None:
             await plans_topic.delete(self.work)
             await self._roll_delete()
 
-        if force and self._is_settling and not self._is_deleting():
-            await plans_topic.delete(self.work, force=True)  # whoever tries to finish the other one finds this instead
-        if self._is_deleting():
-            await self._wait(lambda: self.is_over)
-            if not self.is_over:
-                raise NotReady(f"{self.work.topic} is being deleted; that takes longer than usual and goes on by itself.")
-            return
-        await self.operate("deletion", body)
+        if self._is_deleting() or self._is_deletion_asked_for:
+            raise self._being_deleted()
+        self._is_deletion_asked_for = True
+        try:
+            if force and self._is_settling:
+                await plans_topic.delete(self.work, force=True)  # whoever tries to finish the other one finds this instead
+                await self._wait(lambda: self.is_over)
+                if not self.is_over:
+                    raise NotReady(f"{self.work.topic} is being deleted; that takes longer than usual and goes on by itself.")
+            else:
+                await self.operate("deletion", body, lambda _nothing: None)
+        finally:
+            self._is_deletion_asked_for = False
 
     async def create_subscription(self, name: str, kind: SubscriptionKind, initial: Initial) -> None:
-        async def body() -> None:
-            await self._coordinate(name, await self._plans.create(name, kind, initial))
+        began = self._clock.now_ms()
 
-        await self.operate(f"creation of subscription {name}", body)
+        async def body() -> bool:
+            record = await self._plans.create(name, kind, initial)
+            await self._coordinate(name, record)
+            return record.created_ms >= began  # else it was there already
+
+        await self.operate(f"creation of subscription {name}", body, lambda is_new: f" ({kind}, {initial})" if is_new else None)
 
     async def delete_subscription(self, name: str) -> None:
         async def body() -> None:
@@ -197,13 +244,24 @@ class Term:
             if coordinator is not None:
                 await coordinator.close()
 
-        await self.operate(f"deletion of subscription {name}", body)
+        await self.operate(f"deletion of subscription {name}", body, lambda _nothing: "")
 
     async def seek(self, name: str, timestamp_ms: int) -> None:
-        await self.operate(f"seek of subscription {name}", lambda: self._plans.seek(name, timestamp_ms))
+        await self.operate(
+            f"seek of subscription {name}",
+            lambda: self._plans.seek(name, timestamp_ms),
+            lambda _nothing: f" to {timestamp_ms}",
+        )
 
     async def clear_backlog(self, name: str) -> None:
-        await self.operate(f"clear-backlog of subscription {name}", lambda: self._plans.clear_backlog(name))
+        await self.operate(
+            f"clear-backlog of subscription {name}", lambda: self._plans.clear_backlog(name), lambda _nothing: ""
+        )
+
+    def _children_of(self, segment_id: int) -> str:
+        layout = self.work.layout
+        parent = layout.all_segments.get(segment_id)
+        return f" into {_listed(() if parent is None else parent.child_ids)} (epoch {layout.epoch})"
 
     async def coordinator(self, name: str, kind: SubscriptionKind, initial: Initial) -> SubscriptionCoordinator:
         """Of a subscription, which is made if there is none. Raises Conflict if it is of another kind."""
@@ -213,7 +271,7 @@ class Term:
             found = self.coordinators.get(name)
         if found is None or found.record.type != kind:
             other = "QUEUE" if found is None else found.record.type
-            raise Conflict(
+            raise KindConflict(
                 f"Subscription {name} of {self.work.topic} is one of {other} consumers; a {kind} consumer needs one of its own."
             )
         return found
@@ -222,7 +280,6 @@ class Term:
 
     async def _run(self) -> None:
         """Take over, then look after the topic for as long as the term lasts."""
-        config = self.work.config
         await self._until_done(self.work.claim, "the claim")
         if not self.work.metadata.is_deleting:
             is_settled = await self._attempt(self._settle, "what the last leader left")
@@ -241,17 +298,27 @@ class Term:
         if self.is_over:
             return
         self._turns.give_back()
-        self._tasks.spawn(self._every(config.prune_seconds, self.prune, "prune"), "prune")
-        await self._until_done(lambda: self.operate("repair", lambda: plans_topic.heal(self.work)), "the repair")
+        await self._until_done(self.look_after, "the repair")
+        while not self.is_over:
+            await self._clock.sleep(self.work.config.prune_seconds)
+            await self._attempt(self.look_after, "the repair")
+            await self._attempt(self.prune, "the prune")
 
     async def _settle(self) -> None:
         """Finish every operation that the records show as unfinished."""
         await self.work.refresh()
         pending = self.work.pending
-        if pending is not None:
-            log.info("finishing the %s of %s", describe(pending), self.work.topic)
+        if pending is not None and pending.kind != "create" and pending.operation_id != self._announced:
+            self._announced = pending.operation_id
+            log.info("the %s of %s was interrupted and is being finished", describe(pending), self.work.topic)
         match pending and pending.kind:
             case "create":
+                if await self._regular_partitions() is not None:
+                    # Both are written before they look for the other: one of them sees it, whoever crashes in between.
+                    log.warning("%s is taken back: a regular topic of that name was made at the same time", self.work.topic)
+                    await plans_topic.delete(self.work, force=True)
+                    await self._roll_delete()
+                    return
                 await plans_topic.roll_create(self.work)
             case "delete":
                 await self._roll_delete()
@@ -262,6 +329,17 @@ class Term:
                 await plans_prune.roll_forward(self.work, self._notify)
         if self.work.pending is not None:
             raise NotReady(f"The {describe(self.work.pending)} came in between.")
+        if pending is not None:
+            log.info(
+                "%s of %s: done, %d ms after it was begun (%d active segments, epoch %d)",
+                describe(pending),
+                self.work.topic,
+                self._clock.now_ms() - pending.started_ms,
+                len(self.work.layout.active_segments),
+                self.work.layout.epoch,
+            )
+        # Also if nothing was pending: the last step may have been done without our knowing it, and before anybody was told.
+        self._notify(self.work.layout)
         await self._plans.roll_forward()
         if self.is_ready:
             await self._coordinate_all()
@@ -270,18 +348,22 @@ class Term:
         async with step("delete:close-coordinators"):
             self.is_ready = False
             self._tell()
-            error = TopicNotFound(f"{self.work.topic} is being deleted.")
+            error = TopicNotFound(f"{self.work.topic} is being deleted; create it again to go on.")
             for coordinator in list(self.coordinators.values()):
                 await coordinator.close(error)
             self.coordinators.clear()
+        pending, count = self.work.pending, len(self.work.layout.all_segments)
         await plans_topic.roll_delete(self.work)
+        self.has_deleted = True
+        began = self._clock.now_ms() if pending is None else pending.started_ms
+        log.info("deletion of %s with %d segments: done in %d ms", self.work.topic, count, self._clock.now_ms() - began)
         self._gone()
 
     async def _coordinate_all(self) -> None:
         records = await self.work.subscriptions()
         for name, record in records.items():
             await self._coordinate(name, record)
-        for name in [each for each in self.coordinators if each not in records]:
+        for name in [each for each in self.coordinators if each not in records and each not in self.work.unreadable]:
             await self.coordinators.pop(name).close()
 
     async def _coordinate(self, name: str, record: SubscriptionMetadata) -> None:
@@ -291,7 +373,16 @@ class Term:
             return
         work = self.work
         coordinator = SubscriptionCoordinator(
-            work.runtime, work.store, work.config, work.segments, work.leadership, work.topic, name, record, work.layout
+            work.runtime,
+            work.store,
+            work.config,
+            work.segments,
+            work.leadership,
+            work.topic,
+            name,
+            record,
+            work.layout,
+            incarnation=work.incarnation,
         )
         await coordinator.restore()
         if self.is_over:
@@ -305,11 +396,6 @@ class Term:
             coordinator.on_layout_change(layout)
 
     # Looking after it.
-
-    async def _every(self, seconds: float, action: Callable[[], Awaitable[object]], what: str) -> None:
-        while not self.is_over:
-            await self._clock.sleep(seconds)
-            await self._attempt(action, what)
 
     async def _until_done(self, action: Callable[[], Awaitable[object]], what: str) -> None:
         """Try until it works or the term is over."""
@@ -342,8 +428,15 @@ class Term:
             self.stop()
             self._on_gone()
 
+    def _being_deleted(self) -> Conflict:
+        return Conflict(f"{self.work.topic} is being deleted already; wait until it is gone.")
+
     def _not_leading(self) -> LedElsewhere:
         return LedElsewhere(f"This broker does not lead {self.work.topic} any more; ask again for its leader.")
+
+
+def _listed(segments: Iterable[int]) -> str:
+    return ", ".join(map(str, segments))
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

@@ -121,7 +121,7 @@ class TopicRecords:
         """The record of a topic that is neither being made nor being deleted."""
         found = await self.metadata(topic)
         if found.is_deleting:
-            raise TopicNotFound(f"{topic} is being deleted.")
+            raise TopicNotFound(f"{topic} is being deleted; it can be made again when that is done.")
         if found.pending_operation is not None and found.pending_operation.kind == "create":
             raise NotReady(f"{topic} is being made; try again.")
         return found
@@ -183,21 +183,31 @@ class TopicRecords:
 
     # Subscriptions.
 
-    async def register_queue_subscription(self, topic: TopicName, subscription: str, initial: Initial) -> SubscriptionMetadata:
-        """Make the topic-level record of a subscription that a queue consumer attaches to, or return the one there is (L-07).
-        Raises TopicNotFound, NotReady while the topic is being made."""
+    async def register_queue_subscription(
+        self, topic: TopicName, subscription: str, initial: Initial
+    ) -> tuple[SubscriptionMetadata, ScalableTopicMetadata | None]:
+        """Make the topic-level record of a subscription that a queue consumer attaches to, or return the one there is (L-07);
+        with the topic's record as it was after a new one was put. Raises TopicNotFound, NotReady while the topic is made."""
         topic = topic.scalable
         check_subscription_name(subscription)
         key = subscription_path(topic, subscription)
+        before = await self.living(topic)
         existing = await self._store.get(key, fresh=True)
         if existing is not None:
-            return _usable(subscription, decode(SubscriptionMetadata, key, existing.value))
-        before = await self.living(topic)
+            known = decode(SubscriptionMetadata, key, existing.value)
+            if not known.is_foreign(before.incarnation):
+                return _usable(subscription, known), None
+            with suppress(VersionConflict):  # left behind by an earlier topic of the name, and removed by somebody else
+                await self._store.delete(key, expected=existing.version)
         limit = self._config.max_subscriptions_per_topic
         if len([name async for name in self._store.names(Span(subscriptions_path(topic)))]) >= limit:
             raise PreconditionFailed(f"{topic} has {limit} subscriptions, which is all it may (max_subscriptions_per_topic).")
         record = SubscriptionMetadata(
-            type="QUEUE", initial=initial, created_at_epoch=before.epoch, created_ms=self._runtime.clock.now_ms()
+            type="QUEUE",
+            initial=initial,
+            created_at_epoch=before.epoch,
+            created_ms=self._runtime.clock.now_ms(),
+            incarnation=before.incarnation,
         )
         try:
             version = (await self._store.put(key, msgspec.json.encode(record), expected=ABSENT)).version
@@ -209,13 +219,15 @@ class TopicRecords:
             version = found.version
         # A deletion lists these records after it has said so in the topic's record: if it missed ours, we see that here.
         try:
-            if (await self.living(topic)).incarnation != before.incarnation:
+            after = await self.living(topic)
+            if after.incarnation != before.incarnation:
                 raise TopicNotFound(f"{topic} was deleted and made anew meanwhile.")
         except TopicNotFound:
-            with suppress(VersionConflict):  # the deletion did see it
-                await self._store.delete(key, expected=version)
+            if not record.is_foreign(before.incarnation):
+                with suppress(VersionConflict):  # the deletion did see it
+                    await self._store.delete(key, expected=version)
             raise
-        return record
+        return record, after
 
 
 def _usable(subscription: str, record: SubscriptionMetadata) -> SubscriptionMetadata:

@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from braid.errors import BraidError
+from braid.errors import BraidError, StoreMismatch
 from braid.metadata.api import MetadataStore, Span
 from braid.model.layout import SegmentLayout
 from braid.model.names import TopicName
 from braid.model.names import decode as decode_name
 from braid.model.segments import SegmentInfo, physical_name
-from braid.scalable.api import SegmentOps, SegmentStats
+from braid.scalable.api import BlockedBy, SegmentOps, SegmentStats
 from braid.scalable.coordinator import SubscriptionCoordinator
 from braid.scalable.plans import each
 from braid.scalable.records import ScalableTopicMetadata, SubscriptionMetadata, decode, subscriptions_path
@@ -45,9 +45,13 @@ async def topic_stats(
     subscriptions: dict[str, Any] = {}
     async for record in store.scan(Span(subscriptions_path(topic))):
         name = decode_name(record.name)
-        subscriptions[name] = _subscription(
-            name, decode(SubscriptionMetadata, record.key, record.value), coordinators.get(name), measured
-        )
+        try:
+            found = decode(SubscriptionMetadata, record.key, record.value)
+        except StoreMismatch as error:
+            subscriptions[name] = _unreadable(name, error, measured)
+            continue
+        if not found.is_foreign(metadata.incarnation):
+            subscriptions[name] = _subscription(name, found, coordinators.get(name), measured)
     pending = metadata.pending_operation
     return {
         "epoch": layout.epoch,
@@ -99,5 +103,21 @@ def _subscription(
         }
         for consumer in consumers
     }
-    shown["blocked_by"] = []
+    blocked_by = [BlockedBy(kind="no-consumer", since=record.created_ms)] if backlog and not consumers else []
+    shown["blocked_by"] = msgspec.to_builtins(blocked_by)
     return shown
+
+
+def _unreadable(name: str, error: StoreMismatch, measured: Mapping[int, SegmentStats | None]) -> dict[str, Any]:
+    """A subscription whose record only a newer version understands: nobody looks after it here."""
+    return {
+        "type": "UNKNOWN",
+        "state": "UNKNOWN",
+        "error": error.message,
+        "backlog": sum(stats.backlog.get(name, 0) for stats in measured.values() if stats is not None),
+        "pendingOperation": None,
+        "consumerCount": 0,
+        "connectedConsumers": 0,
+        "consumers": {},
+        "blocked_by": [],
+    }

@@ -19,7 +19,6 @@ from braid.errors import NotAllowed, TopicNotFound
 from braid.model.names import TopicName
 from braid.web.calls import Ask
 from braid.web.owners import Owners
-from braid.web.rates import Rates
 
 T = TypeVar("T")
 
@@ -34,7 +33,7 @@ class Admin:
         """Whether storage takes writes at the moment."""
         self.http_url = ""
         self.loop_lag = 0.0
-        self.rates = Rates(service.runtime.clock)
+        self.rates = service.rates
         self.clusters = Clusters(service.metadata, service.config.cluster_name)
         self.slow = service.runtime.slow
         self.slow.set_threshold(service.config.slow_operation_ms)
@@ -62,10 +61,16 @@ class Admin:
         """404 unless there is a topic of this name, partitioned or not."""
         await self.service.namespaces.policies(name.namespace)
         if not await self.partitions(name) and not await self.service.logs.exists(name.managed_ledger_name):
-            hint = ""
-            if self.service.has_scalable and await self.service.records.read(name) is not None:
-                hint = f" {name.scalable} is a scalable topic: use the calls below /admin/v2/scalable."
-            raise TopicNotFound(f"The topic {name} does not exist.{hint}")
+            raise await self.not_found(name, f"The topic {name} does not exist.")
+
+    async def not_found(self, name: TopicName, reason: str) -> TopicNotFound:
+        """404 for a name without a regular topic; says so if a scalable one has it."""
+        if self.service.has_scalable and await self.service.records.read(name) is not None:
+            reason += (
+                f" {name.scalable} is a scalable topic: use `braid scalable-topics`, AdminClient.scalable_topics or "
+                "/admin/v2/scalable."
+            )
+        return TopicNotFound(reason)
 
     async def loaded(self, ask: Ask, *, create: bool = False) -> Topic:
         """The plain topic or partition the call names, served here; 405 for a partitioned topic, 307 if it is elsewhere."""

@@ -8,6 +8,7 @@ handling (signals, logging, its own sockets). Bounded in connections, header siz
 from __future__ import annotations
 
 import asyncio
+import logging
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +20,7 @@ from uvicorn.server import ServerState
 from braid.runtime.env import Runtime
 from braid.runtime.network import Listener
 
+log = logging.getLogger(__name__)
 MAX_CONNECTIONS = 1000
 MAX_HEADER_BYTES = 64 << 10
 MAX_UNWANTED_BYTES = 8 << 20
@@ -84,6 +86,18 @@ class _Connection(H11Protocol):
         self.transport.close()
 
 
+def _given_up_quietly(app: Any) -> Any:
+    """The application, whose requests are cancelled only by a server that stops: that is no failure of the application."""
+
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await app(scope, receive, send)
+        except asyncio.CancelledError:
+            log.debug("the server stops; %s is not answered any more", scope.get("path"))
+
+    return serve
+
+
 class HttpServer:
     """Serves `app` on one port; `async with` starts and stops it."""
 
@@ -93,7 +107,7 @@ class HttpServer:
         self._host = host
         self._wanted_port = port
         self._config = Config(
-            app,
+            _given_up_quietly(app),
             interface="asgi3",
             lifespan="off",
             ws="none",
@@ -128,22 +142,25 @@ class HttpServer:
             connection.shutdown()
         if self._state.tasks:
             await asyncio.wait(set(self._state.tasks), timeout=STOP_SECONDS)
-        for task in list(self._state.tasks):
-            task.cancel()
-        for connection in list(self._state.connections):
-            if connection.transport is not None:
-                connection.transport.abort()
+        self._drop()
         await asyncio.sleep(0)
 
     def abort(self) -> None:
         """Close the port and drop every connection at once."""
         if self._listener is not None:
             self._listener.close()
-        for task in list(self._state.tasks):
-            task.cancel()
+        self._drop()
+
+    def _drop(self) -> None:
+        """Close every connection; what is being answered on them is given up."""
         for connection in list(self._state.connections):
+            cycle: Any = getattr(connection, "cycle", None)
+            if cycle is not None:
+                cycle.disconnected = True  # the protocol would miss the answer, and say so in the log
             if connection.transport is not None:
                 connection.transport.abort()
+        for task in list(self._state.tasks):
+            task.cancel()
 
     def _connection(self) -> asyncio.Protocol:
         return _Connection(config=self._config, server_state=self._state, app_state={}, read_seconds=self._read_seconds)

@@ -81,6 +81,7 @@ class Metrics:
         for name, text, value in self._counts():
             yield self._labelled(CounterMetricFamily, name, text, value)
         yield from self._slow()
+        yield from self._operations()
         by_namespace: dict[str, list[Topic]] = {}
         for topic in topics:
             by_namespace.setdefault(str(topic.name.namespace), []).append(topic)
@@ -135,6 +136,19 @@ class Metrics:
         yield "braid_publish_pending_bytes", "Bytes taken from producers and not yet acknowledged", service.budget.used
         yield "braid_event_loop_lag_seconds", "How late the last timer of one second came", admin.loop_lag
         yield "braid_storage_writable", "Whether storage takes writes", int(admin.is_writable())
+        yield from service.scalable_gauges()
+
+    def _operations(self) -> Iterator[Any]:
+        counts = self._admin.service.scalable.counts
+        for name, text, values in (
+            ("braid_scalable_operations", "Operations on scalable topics led here that were done", counts.done),
+            ("braid_scalable_operations_failed", "Of these, ended with an error; some are finished later", counts.failed),
+            ("braid_scalable_operation_seconds", "Time that both took together", counts.seconds),
+        ):
+            family = CounterMetricFamily(name, text, labels=["operation"])
+            for operation, value in sorted(values.items()):
+                family.add_metric([operation], value)
+            yield family
 
     def _counts(self) -> Iterator[tuple[str, str, float]]:
         admin = self._admin

@@ -7,6 +7,7 @@ leader stays `StaleLeader`, a missing topic `TopicNotFound`), so that a controll
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -25,6 +26,7 @@ from braid.model.positions import Position
 from braid.scalable.api import Sealed, SegmentBacklog, SegmentOps, SegmentStats
 from braid.scalable.records import Initial
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 ERROR_HEADER = "x-braid-error"
 """Names the class of an error in an answer."""
@@ -50,8 +52,11 @@ class RemoteSegments:
             raise NotReady(f"The broker {broker.broker_id} has no admin API, so its segments cannot be reached.")
         self.broker = broker
         self._transport = AdminTransport([broker.http_url], timeout, refusal=_refusal)
+        self._is_closed = False
 
     async def close(self) -> None:
+        """Close the connections; calls under way, and later ones, raise NotReady."""
+        self._is_closed = True
         await self._transport.close()
 
     async def create(
@@ -67,32 +72,44 @@ class RemoteSegments:
             body = SegmentCreation(subscriptions=some, producers=others, epoch=epoch, incarnation=incarnation)
             await self._ask(ops.SEGMENTS_CREATE, segment_parts(segment), body=body)
 
-    async def terminate(self, segment: TopicName, *, epoch: int, incarnation: str) -> Sealed:
-        query = {"epoch": epoch, "incarnation": incarnation}
+    async def terminate(self, segment: TopicName, *, epoch: int, incarnation: str, force: bool = False) -> Sealed:
+        query = {"force": force, "epoch": epoch, "incarnation": incarnation}
         found: SealedSegment = await self._ask(ops.SEGMENTS_TERMINATE, segment_parts(segment), query)
         return Sealed(Position(found.position.ledger_id, found.position.entry_id), found.producers)
 
-    async def delete(self, segment: TopicName, *, epoch: int, incarnation: str) -> None:
-        query = {"force": True, "epoch": epoch, "incarnation": incarnation}
+    async def delete(self, segment: TopicName, *, epoch: int, incarnation: str, force: bool = False) -> None:
+        query = {"force": force, "epoch": epoch, "incarnation": incarnation}
         await self._ask(ops.SEGMENTS_DELETE, segment_parts(segment), query)
 
     async def subscriptions(self, segment: TopicName) -> list[str]:
         return await self._ask(ops.SEGMENTS_SUBSCRIPTIONS, segment_parts(segment))
 
-    async def create_subscription(self, segment: TopicName, subscription: str, initial: Initial) -> None:
-        await self._ask(ops.SEGMENTS_CREATE_SUBSCRIPTION, _subscription(segment, subscription), {"initial": initial})
+    async def create_subscription(
+        self, segment: TopicName, subscription: str, initial: Initial, *, epoch: int, incarnation: str, operation: str = ""
+    ) -> None:
+        query = {"initial": initial, "epoch": epoch, "incarnation": incarnation, "operation": operation}
+        await self._ask(ops.SEGMENTS_CREATE_SUBSCRIPTION, _subscription(segment, subscription), query)
 
-    async def delete_subscription(self, segment: TopicName, subscription: str) -> None:
-        await self._ask(ops.SEGMENTS_DELETE_SUBSCRIPTION, _subscription(segment, subscription))
+    async def delete_subscription(
+        self, segment: TopicName, subscription: str, *, epoch: int, incarnation: str, operation: str = ""
+    ) -> None:
+        query = {"epoch": epoch, "incarnation": incarnation, "operation": operation}
+        await self._ask(ops.SEGMENTS_DELETE_SUBSCRIPTION, _subscription(segment, subscription), query)
 
     async def backlog(self, segment: TopicName, subscription: str) -> SegmentBacklog:
         return await self._ask(_BACKLOG, _subscription(segment, subscription), {"detail": True})
 
-    async def seek(self, segment: TopicName, subscription: str, timestamp_ms: int) -> None:
-        await self._ask(ops.SEGMENTS_SEEK, _subscription(segment, subscription), {"timestamp": timestamp_ms})
+    async def seek(
+        self, segment: TopicName, subscription: str, timestamp_ms: int, *, epoch: int, incarnation: str, operation: str = ""
+    ) -> None:
+        query = {"timestamp": timestamp_ms, "epoch": epoch, "incarnation": incarnation, "operation": operation}
+        await self._ask(ops.SEGMENTS_SEEK, _subscription(segment, subscription), query)
 
-    async def skip_all(self, segment: TopicName, subscription: str) -> None:
-        await self._ask(ops.SEGMENTS_SKIP_ALL, _subscription(segment, subscription))
+    async def skip_all(
+        self, segment: TopicName, subscription: str, *, epoch: int, incarnation: str, operation: str = ""
+    ) -> None:
+        query = {"epoch": epoch, "incarnation": incarnation, "operation": operation}
+        await self._ask(ops.SEGMENTS_SKIP_ALL, _subscription(segment, subscription), query)
 
     async def stats(self, segment: TopicName) -> SegmentStats:
         return await self._ask(_STATS, segment_parts(segment))
@@ -103,11 +120,19 @@ class RemoteSegments:
         # Whoever asks found that broker to be the owner: it may have to take the segment's bundle first.
         asked = {**(query or {}), "authoritative": True}
         try:
+            self._check_open()
             return decode(operation, await self._transport.send(operation, names, asked, body))
+        except RuntimeError:  # how the HTTP client says that it was closed; anything else is a bug and is shown as one
+            self._check_open()
+            raise
         except ConnectFailed as error:
             raise ConnectFailed(
                 f"The broker {self.broker.broker_id}, which owns the segment, cannot be reached: {error.__cause__ or error}"
             ) from error
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise NotReady(f"This broker is being closed and asks {self.broker.broker_id} nothing more; try again elsewhere.")
 
 
 class RemoteSegmentsPool:
@@ -153,12 +178,17 @@ def _refusal(status: int, reason: str, headers: Mapping[str, str]) -> BraidError
 def _parts(
     subscriptions: Mapping[str, Initial], producers: Mapping[str, int]
 ) -> Iterator[tuple[dict[str, str], dict[str, int]]]:
-    """Both maps cut into parts of bounded size; one part, perhaps empty, at least."""
+    """Both maps cut into parts of bounded size; one part, perhaps empty, at least. No part is above the limit: a name that is
+    too large by itself is left out."""
     some: dict[str, str] = {}
     others: dict[str, int] = {}
     size = 0
     for name, value in (*subscriptions.items(), *producers.items()):
         length = len(msgspec.json.encode(name)) + 24
+        if length > MAX_PART_BYTES:
+            # Asking for ever would keep the whole range from being written; what is lost is one name.
+            log.warning("the name %r... has %d bytes and is not handed over to a new segment", name[:100], length)
+            continue
         if size + length > MAX_PART_BYTES:
             yield some, others
             some, others, size = {}, {}, 0

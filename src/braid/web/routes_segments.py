@@ -12,10 +12,11 @@ from typing import Annotated, Any
 
 import msgspec
 
+from braid.broker.segments import LocalSegments
 from braid.broker.service import StillInUse
 from braid.errors import InvalidTopicName, TopicNotFound
 from braid.model.names import Domain, TopicName, check_subscription_name
-from braid.scalable.api import SegmentBacklog, SegmentOps, SegmentStats
+from braid.scalable.api import SegmentBacklog, SegmentStats
 from braid.scalable.records import Initial
 from braid.web.calls import MAX_INT64, Ask, Calls, Query
 from braid.web.owners import Owners
@@ -27,6 +28,7 @@ SEGMENT = "/segments/{tenant}/{namespace}/{topic}/{descriptor}"
 SUBSCRIPTION = SEGMENT + "/subscription/{subscription}"
 EPOCH = Query("epoch", "Of the leader that asks; the present one's if not given", int)
 INCARNATION = Query("incarnation", "Of the topic; the present one if not given")
+OPERATION = Query("operation", "Of the subscription's operation this is part of: refused when that is over", str, "")
 Int64 = Annotated[int, msgspec.Meta(ge=-1, le=MAX_INT64)]
 
 
@@ -61,7 +63,7 @@ def segment_calls() -> Calls:
     return calls
 
 
-async def _here(ask: Ask) -> tuple[SegmentOps, TopicName]:
+async def _here(ask: Ask) -> tuple[LocalSegments, TopicName]:
     """The segment the path names and what works on it, if this broker owns it; else the call ends with a redirect."""
     service = ask.admin.service
     service.check_scalable()
@@ -85,6 +87,15 @@ async def _authority(ask: Ask, name: TopicName, epoch: int | None, incarnation: 
     return epoch, incarnation
 
 
+async def _leader(ask: Ask, name: TopicName) -> dict[str, Any]:
+    """The same for a call about a subscription, which may be one of a regular topic: that has no leader to compare with."""
+    epoch, incarnation = ask.query["epoch"], ask.query["incarnation"]
+    if name.domain is Domain.PERSISTENT and await ask.admin.service.records.read(name) is None:
+        return {"epoch": epoch or 0, "incarnation": incarnation or ""}
+    epoch, incarnation = await _authority(ask, name, epoch, incarnation)
+    return {"epoch": epoch, "incarnation": incarnation, "operation": ask.query["operation"]}
+
+
 def _initials(given: Mapping[str, Initial] | list[str]) -> dict[str, Initial]:
     wanted: dict[str, Initial] = dict(given) if isinstance(given, Mapping) else dict.fromkeys(given, "earliest")
     for name in wanted:
@@ -103,22 +114,27 @@ def _life(calls: Calls) -> None:
         epoch, incarnation = await _authority(ask, name, body.epoch, body.incarnation)
         await segments.create(name, subscriptions=subscriptions, producers=body.producers, epoch=epoch, incarnation=incarnation)
 
-    @calls.post(f"{SEGMENT}/terminate", SealedSegment, status=200, query=(EPOCH, INCARNATION), owner=True)
+    anyway = Query("force", "Even though no split or merge asks for it", bool, False)
+
+    @calls.post(f"{SEGMENT}/terminate", SealedSegment, status=200, query=(anyway, EPOCH, INCARNATION), owner=True)
     async def terminate_segment(ask: Ask) -> Any:
-        """Seal a segment: it takes no more messages. Answers where it ends and the last sequence id of each producer."""
+        """Seal a segment: it takes no more messages. Answers where it ends and the last sequence id of each producer; 412 for
+        an active segment that is not being split or merged, unless `force=true`."""
         segments, name = await _here(ask)
         epoch, incarnation = await _authority(ask, name, ask.query["epoch"], ask.query["incarnation"])
-        sealed = await segments.terminate(name, epoch=epoch, incarnation=incarnation)
+        sealed = await segments.terminate(name, epoch=epoch, incarnation=incarnation, force=ask.query["force"])
         return SealedSegment(End(sealed.position.ledger_id, sealed.position.entry_id), sealed.producers)
 
     @calls.delete(SEGMENT, query=(FORCE, EPOCH, INCARNATION), owner=True)
     async def delete_segment(ask: Ask) -> None:
-        """Delete a segment's topic; a missing one is fine. With `force=true` even if it is in use."""
+        """Delete a segment's topic; a missing one is fine. 412 for one that the topic still needs or that is in use, unless
+        `force=true`."""
         segments, name = await _here(ask)
         epoch, incarnation = await _authority(ask, name, ask.query["epoch"], ask.query["incarnation"])
-        if not ask.query["force"]:
+        is_forced = ask.query["force"]
+        if ask.query["epoch"] is None and not is_forced:  # a leader knows what it does
             await _check_unused(segments, name)
-        await segments.delete(name, epoch=epoch, incarnation=incarnation)
+        await segments.delete(name, epoch=epoch, incarnation=incarnation, force=is_forced)
 
     @calls.get(f"{SEGMENT}/subscriptions", list[str], owner=True)
     async def list_subscriptions(ask: Ask) -> Any:
@@ -133,7 +149,7 @@ def _life(calls: Calls) -> None:
         return await segments.stats(name)
 
 
-async def _check_unused(segments: SegmentOps, name: TopicName) -> None:
+async def _check_unused(segments: LocalSegments, name: TopicName) -> None:
     try:
         stats = await segments.stats(name)
     except TopicNotFound:
@@ -144,40 +160,42 @@ async def _check_unused(segments: SegmentOps, name: TopicName) -> None:
 
 
 def _subscriptions(calls: Calls) -> None:
-    @calls.put(SUBSCRIPTION, query=(INITIAL,), owner=True)
+    leader = (EPOCH, INCARNATION, OPERATION)
+
+    @calls.put(SUBSCRIPTION, query=(INITIAL, *leader), owner=True)
     async def create_subscription(ask: Ask) -> None:
         """Make the cursor of a subscription on a segment, if it is missing."""
         subscription = ask.subscription
         segments, name = await _here(ask)
-        await segments.create_subscription(name, subscription, ask.query["initial"])
+        await segments.create_subscription(name, subscription, ask.query["initial"], **await _leader(ask, name))
 
-    @calls.delete(SUBSCRIPTION, owner=True)
+    @calls.delete(SUBSCRIPTION, query=leader, owner=True)
     async def delete_subscription(ask: Ask) -> None:
         """Remove the cursor of a subscription from a segment; a missing one is fine."""
         subscription = ask.subscription
         segments, name = await _here(ask)
-        await segments.delete_subscription(name, subscription)
+        await segments.delete_subscription(name, subscription, **await _leader(ask, name))
 
     detail = Query("detail", "Also whether the segment is sealed, and who is attached", bool, False)
 
     @calls.get(f"{SUBSCRIPTION}/backlog", int | SegmentBacklog, query=(detail,), owner=True)
     async def backlog(ask: Ask) -> Any:
-        """Messages a subscription has left in a segment; 404 if there is no such segment or cursor."""
+        """Entries (a batch is one) a subscription has left in a segment; 404 if there is no such segment or cursor."""
         subscription = ask.subscription
         segments, name = await _here(ask)
         found = await segments.backlog(name, subscription)
         return found if ask.query["detail"] else found.messages
 
-    @calls.post(f"{SUBSCRIPTION}/seek", query=(TIMESTAMP,), owner=True)
+    @calls.post(f"{SUBSCRIPTION}/seek", query=(TIMESTAMP, *leader), owner=True)
     async def seek(ask: Ask) -> None:
         """Put a subscription to a time on a segment; 0 is the beginning."""
         subscription, when = ask.subscription, time_of(ask)
         segments, name = await _here(ask)
-        await segments.seek(name, subscription, when)
+        await segments.seek(name, subscription, when, **await _leader(ask, name))
 
-    @calls.post(f"{SUBSCRIPTION}/skip-all", owner=True)
+    @calls.post(f"{SUBSCRIPTION}/skip-all", query=leader, owner=True)
     async def skip_all(ask: Ask) -> None:
         """Acknowledge everything for a subscription on a segment."""
         subscription = ask.subscription
         segments, name = await _here(ask)
-        await segments.skip_all(name, subscription)
+        await segments.skip_all(name, subscription, **await _leader(ask, name))

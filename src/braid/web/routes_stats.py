@@ -59,7 +59,7 @@ def stats_calls(admin: Admin) -> Calls:
     async def parts_of(name: TopicName) -> list[TopicName]:
         await admin.service.namespaces.policies(name.namespace)
         if not (parts := await admin.partitions(name)):
-            raise TopicNotFound(f"The topic {name} is not partitioned or does not exist.")
+            raise await admin.not_found(name, f"The topic {name} is not partitioned or does not exist.")
         return parts
 
     @calls.get(f"{TOPIC}/stats", Json, query=DETAILS, owner=True)

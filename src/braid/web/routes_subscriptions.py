@@ -11,8 +11,8 @@ import msgspec
 
 from braid.broker.service import StillInUse
 from braid.broker.subscription import Subscription
-from braid.broker.topic import RESERVED_PREFIX, RESERVED_SUBSCRIPTIONS, Topic
-from braid.errors import AlreadyExists, InvalidArgument, NotAllowed, SubscriptionNotFound
+from braid.broker.topic import Topic
+from braid.errors import AlreadyExists, NotAllowed, SubscriptionNotFound
 from braid.model.names import TopicName
 from braid.model.positions import EARLIEST, LATEST, Position
 from braid.web.admin import Admin
@@ -124,8 +124,6 @@ def _creation(admin: Admin, calls: Calls) -> None:
     async def create(ask: Ask) -> None:
         """Create a subscription at a message, or at the end of the topic if there is no body."""
         name, start = ask.subscription, ask.body
-        if name.startswith(RESERVED_PREFIX) or name in RESERVED_SUBSCRIPTIONS:
-            raise InvalidArgument(f"{name!r} is kept for the broker's own use; choose another name for the subscription.")
         if ask.query["replicated"]:
             raise NotAllowed("Subscriptions are not replicated by this version of Braid.")
         checked_properties(start.properties or {})

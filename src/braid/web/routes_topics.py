@@ -170,7 +170,10 @@ def _partitions(admin: Admin, calls: Calls) -> None:
     async def get_partitions(ask: Ask) -> Any:
         """Number of partitions; 0 for a plain topic."""
         name = ask.topic
-        count = await service.partition_count(name, allow_create=ask.query["checkAllowAutoCreation"])
+        try:
+            count = await service.partition_count(name, allow_create=ask.query["checkAllowAutoCreation"])
+        except TopicNotFound as error:
+            raise await admin.not_found(name, error.message) from None
         return {"partitions": count, "deleted": False}
 
 
@@ -184,7 +187,7 @@ def _deletion(admin: Admin, calls: Calls) -> None:
         await _check_not_plain(admin, name)
         parts = await admin.partitions(name)
         if not parts:
-            raise TopicNotFound(f"The partitioned topic {name} does not exist.")
+            raise await admin.not_found(name, f"The partitioned topic {name} does not exist.")
         owners = Owners(ask)
         if not ask.query["force"]:
             await check_unused(owners, name, parts)

@@ -260,7 +260,7 @@ async def test_a_partition_that_was_deleted_is_not_made_anew_before_the_others_a
     logs = broker.service.logs
     delete = logs.delete
 
-    async def crossed(log_name: str) -> None:
+    async def crossed(log_name: str, properties: Any = None) -> None:
         await delete(log_name)
         with pytest.raises((NotFound, NotReady)):
             await broker.service.topic(name.partition(0), create=True)  # its producer came back at once

@@ -465,6 +465,69 @@ async def test_a_consumer_is_registered_with_the_next_leader_by_its_broker(
         assert CommandType.CLOSE_CONSUMER not in clients[number].kinds()
 
 
+async def next_leader(world: Any, brokers: list[Any], dead: Any) -> Any:
+    """Kill the leader and wait until another one leads; returns the controller there."""
+    survivors = [each for each in brokers if each is not dead]
+    await dead.kill()
+    async with asyncio.timeout(10):
+        while (found := await survivors[0].service.scalable.leader_id(TOPIC)) in (None, dead.ownership.broker_id):
+            await world.advance(1)
+    leading = next(each for each in survivors if each.ownership.broker_id == found)
+    return await leading.service.scalable.lead(TOPIC)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+async def test_a_consumer_that_closes_while_nobody_leads_is_gone_with_the_next_leader(
+    world: Any, brokers: list[Any], clients: list[RawClient], which: int
+) -> None:
+    lead = await leader(brokers)
+    others = [number for number, each in enumerate(brokers) if each is not lead]
+    for number in others:
+        await register(clients[number], f"c{number}")
+        await layout(clients[number])
+    # One of the two closes through the next leader itself, the other through a broker that has to tell it.
+    await lead.kill()
+    leaving = others[which]
+    await clients[leaving].close_consumer(50)
+    survivors = [brokers[number] for number in others]
+    async with asyncio.timeout(10):
+        while (found := await survivors[0].service.scalable.leader_id(TOPIC)) in (None, lead.ownership.broker_id):
+            await world.advance(1)
+    leading = next(each for each in survivors if each.ownership.broker_id == found)
+    controller = await leading.service.scalable.lead(TOPIC)
+    before = world.clock.monotonic()
+    async with asyncio.timeout(10):
+        while f"c{leaving}" in (await controller.stats())["subscriptions"]["sub"]["consumers"]:
+            await world.advance(0.1)
+    assert world.clock.monotonic() - before < 10  # not when its grace period ends
+
+
+async def test_a_half_open_connection_does_not_take_the_name_back_when_the_leader_changes(
+    world: Any, brokers: list[Any], clients: list[RawClient]
+) -> None:
+    lead = await leader(brokers)
+    old, new = (number for number, each in enumerate(brokers) if each is not lead)
+    await register(clients[old], "same")
+    for number in (old, new):
+        await layout(clients[number])
+    connection = next(each for each in brokers[old].server.connections if each.scalable_consumers)
+    connection.scalable_consumers[50].displaced = lambda _place: None  # what the leader says does not arrive
+    await register(clients[new], "same")
+    del connection.scalable_consumers[50].displaced
+    controller = await next_leader(world, brokers, lead)
+    async with asyncio.timeout(10):
+        while CommandType.CLOSE_CONSUMER not in clients[old].kinds():
+            await world.advance(0.5)
+            await clients[old].settle()
+    async with asyncio.timeout(10):
+        while controller._term.coordinators["sub"].state().connected_consumers < 1:
+            await world.advance(0.5)
+    await clients[new].settle()
+    assert CommandType.CLOSE_CONSUMER not in clients[new].kinds()
+    made = await controller.split_segment(0)
+    await assigned(clients[new], set(made.all_segments) - {0})
+
+
 @pytest.mark.req("R468-70")
 async def test_a_restart_of_a_segments_owner_moves_nothing(world: Any, brokers: list[Any], clients: list[RawClient]) -> None:
     lead = await leader(brokers)

@@ -12,9 +12,11 @@ from braid.broker.subscription import END_RETRY_SECONDS
 from braid.broker.topic_records import INCARNATION
 from braid.errors import (
     AlreadyExists,
+    BraidError,
     Conflict,
     NotAllowed,
     NotReady,
+    PreconditionFailed,
     StorageUnavailable,
     StoreUnavailable,
     SubscriptionNotFound,
@@ -27,23 +29,26 @@ from braid.metadata.api import Span
 from braid.metadata.claims import StaleLeader
 from braid.model.layout import SegmentLayout
 from braid.model.names import NamespaceName, TopicName
+from braid.model.positions import EARLIEST
 from braid.model.segments import physical_name
 from braid.scalable.config import ScalableConfig
 from braid.scalable.records import (
     PendingOperation,
     ScalableTopicMetadata,
+    SubscriptionChange,
     SubscriptionMetadata,
     subscription_path,
     to_record,
     topic_path,
 )
-from braid.testing.raw_client import JAVA, RawClient, hello, position_of
+from braid.testing.raw_client import JAVA, RawClient, hello, id_of, position_of
 from braid.wire import requests
 from braid.wire.types import CommandType, InitialPosition, ServerError, SubType
 
 TOPIC = TopicName.parse("topic://public/default/orders")
 EPOCH = 7
 LIFE = "incarnation-1"
+LEADER = {"epoch": EPOCH, "incarnation": LIFE}
 BRAID = {"metadata": [{"key": "__braid.dedup", "value": "true"}]}
 
 
@@ -188,6 +193,61 @@ async def test_a_scalable_topic_and_a_regular_one_never_share_a_name(world: Any,
     assert await service.regular_partitions(TopicName.parse("topic://public/default/parts")) == 3
 
 
+@pytest.mark.req("R468-87")
+async def test_a_regular_topic_whose_creator_crashed_before_it_looked_is_taken_back_when_it_is_loaded(
+    world: Any, broker: Any, client: RawClient
+) -> None:
+    await put(world, record_of(SegmentLayout.initial(1, 1)))
+    name = TopicName.parse("persistent://public/default/orders")
+    await broker.service.logs.create(name.managed_ledger_name)  # and there the creator ended
+    with pytest.raises(NotAllowed, match="scalable"):
+        await client.producer(str(name))
+    assert not await broker.service.logs.exists(name.managed_ledger_name)
+    assert not world.ledgers._ledgers
+    # One that stores a segment of the scalable topic is no such leftover.
+    stored = SegmentLayout.synthetic([str(name)])
+    await put(world, record_of(stored))
+    await broker.service.logs.create(name.managed_ledger_name)
+    await broker.service.topic(name, create=False)
+
+
+@pytest.mark.req("R468-87")
+async def test_a_scalable_topic_whose_creator_crashed_before_it_looked_is_taken_back_by_its_leader(
+    world: Any, broker: Any
+) -> None:
+    """The creator looked, then a regular topic was made, then the creator put its record and ended."""
+    name = TopicName.parse("persistent://public/default/orders")
+    await broker.service.create_topic(name)
+    pending = PendingOperation(kind="create", operation_id="c")
+    await put(world, record_of(SegmentLayout.initial(2, 1), leader_epoch=0, pending_operation=pending))
+    with pytest.raises(BraidError):
+        await broker.service.scalable.lead_scalable(TOPIC)
+    async with asyncio.timeout(10):
+        while await broker.service.records.read(TOPIC) is not None:
+            await world.advance(0.1)
+    assert await broker.service.logs.exists(name.managed_ledger_name)
+    for segment in names(SegmentLayout.initial(2, 1)).values():
+        assert not await broker.service.logs.exists(segment.managed_ledger_name)
+    await broker.service.topic(name, create=False)
+
+
+@pytest.mark.req("R468-87")
+async def test_a_regular_topic_made_while_a_scalable_one_is_wins_cleanly(broker: Any, monkeypatch: Any) -> None:
+    service = broker.service
+    name = TopicName.parse("persistent://public/default/orders")
+    create_topic = service.scalable.create_topic
+
+    async def slow(*given: Any, **named: Any) -> None:
+        await service.create_topic(name)  # after the first look
+        await create_topic(*given, **named)
+
+    monkeypatch.setattr(service.scalable, "create_topic", slow)
+    with pytest.raises(AlreadyExists):
+        await service.create_scalable_topic(TOPIC, 2)
+    assert await service.records.read(TOPIC) is None
+    await service.topic(name, create=False)
+
+
 async def test_a_namespace_with_a_scalable_topic_is_not_deleted(world: Any, broker: Any) -> None:
     namespace = NamespaceName.parse("public/other")
     await broker.service.namespaces.create_namespace(namespace, {})
@@ -234,14 +294,75 @@ async def test_stale_leaders_and_others_are_refused_and_change_nothing(world: An
     await put(world, None)
     for refused in (
         create(broker, segment),
-        ops.terminate(segment, epoch=EPOCH, incarnation=LIFE),
-        ops.delete(segment, epoch=EPOCH, incarnation=LIFE),
+        ops.terminate(segment, epoch=EPOCH, incarnation=LIFE, force=True),
+        ops.delete(segment, epoch=EPOCH, incarnation=LIFE, force=True),
     ):
         with pytest.raises(TopicNotFound):
             await refused
     assert await broker.service.logs.exists(segment.managed_ledger_name)
     assert not broker.topic(str(segment)).log.is_terminated
     assert not await broker.service.logs.exists(names(layout)[1].managed_ledger_name)
+
+
+async def test_a_stale_leader_that_wakes_up_moves_and_removes_no_cursor(world: Any, broker: Any, layout: Any) -> None:
+    """INV4: a seek, skip or deletion that was held up on its way comes after the successor's consumers have gone on."""
+    segment, ops, client = names(layout)[0], made(broker), await broker.client()
+    await create(broker, segment, subscriptions={"s": "earliest", "t": "earliest"})
+    await client.producer(str(segment))
+    await client.store(b"x", 0)
+    await ops.skip_all(segment, "t", epoch=EPOCH, incarnation=LIFE)
+    await put(world, record_of(layout, leader_epoch=EPOCH + 1))  # claimed by a successor
+    for epoch, life in ((EPOCH, LIFE), (EPOCH + 1, "another")):
+        for late in (
+            ops.skip_all(segment, "s", epoch=epoch, incarnation=life),
+            ops.seek(segment, "s", world.clock.now_ms() + 1000, epoch=epoch, incarnation=life),
+            ops.seek(segment, "t", 0, epoch=epoch, incarnation=life),
+            ops.delete_subscription(segment, "s", epoch=epoch, incarnation=life),
+            ops.create_subscription(segment, "u", "latest", epoch=epoch, incarnation=life),
+        ):
+            with pytest.raises(StaleLeader):
+                await late
+    assert await ops.subscriptions(segment) == ["s", "t"]
+    assert [(await ops.backlog(segment, name)).messages for name in ("s", "t")] == [1, 0]
+    await ops.skip_all(segment, "s", epoch=EPOCH + 1, incarnation=LIFE)
+    assert (await ops.backlog(segment, "s")).messages == 0
+
+
+async def test_a_seek_is_checked_after_the_search_for_its_position(world: Any, broker: Any, layout: Any) -> None:
+    segment, ops, client = names(layout)[0], made(broker), await broker.client()
+    await create(broker, segment, subscriptions={"s": "earliest"})
+    await client.producer(str(segment))
+    await client.store(b"x", 0)
+    log = broker.topic(str(segment)).log
+    find_time = log.find_time
+
+    class Slow:
+        """The log, in which a search lasts until there is a new leader."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(log, name)
+
+        async def find_time(self, ms: int) -> Any:
+            await put(world, record_of(layout, leader_epoch=EPOCH + 1))
+            return await find_time(ms)
+
+    broker.topic(str(segment)).log = Slow()
+    try:
+        with pytest.raises(StaleLeader):
+            await ops.seek(segment, "s", world.clock.now_ms() + 1000, **LEADER)
+    finally:
+        broker.topic(str(segment)).log = log
+    assert (await ops.backlog(segment, "s")).messages == 1
+
+
+async def test_the_partition_of_a_regular_topic_has_no_leader_to_compare_with(broker: Any) -> None:
+    name = TopicName.parse("persistent://public/default/plain")
+    await broker.service.create_topic(name)
+    ops = made(broker)
+    await ops.create_subscription(name, "s", "earliest", epoch=1, incarnation="")
+    await ops.seek(name, "s", 0, epoch=0, incarnation="")
+    await ops.delete_subscription(name, "s", epoch=1, incarnation="")
+    assert await ops.subscriptions(name) == []
 
 
 async def test_a_pending_child_is_made_by_the_leader(world: Any, broker: Any, layout: Any) -> None:
@@ -260,12 +381,12 @@ async def test_deletion_removes_topic_and_data_with_its_clients(
     await client.producer(str(segment))
     await client.subscribe(str(segment), durable=False)
     await client.store(b"x", 0)
-    await made(broker).delete(segment, epoch=EPOCH, incarnation=LIFE)
+    await made(broker).delete(segment, epoch=EPOCH, incarnation=LIFE, force=True)
     await client.expect(CommandType.CLOSE_PRODUCER)
     await client.expect(CommandType.CLOSE_CONSUMER)
     assert not await broker.service.logs.exists(segment.managed_ledger_name)
     assert world.ledgers._ledgers == {}
-    await made(broker).delete(segment, epoch=EPOCH, incarnation=LIFE)
+    await made(broker).delete(segment, epoch=EPOCH, incarnation=LIFE, force=True)
     with pytest.raises(TopicNotFound):
         await made(broker).backlog(segment, "sub")
 
@@ -284,10 +405,10 @@ async def test_a_deletion_that_was_interrupted_is_finished_by_the_next(world: An
 
     store.delete = refused
     with pytest.raises(StoreUnavailable):
-        await made(broker).delete(segment, epoch=EPOCH, incarnation=LIFE)
+        await made(broker).delete(segment, epoch=EPOCH, incarnation=LIFE, force=True)
     store.delete = delete
     assert not await broker.service.logs.exists(segment.managed_ledger_name)
-    await made(broker).delete(segment, epoch=EPOCH, incarnation=LIFE)
+    await made(broker).delete(segment, epoch=EPOCH, incarnation=LIFE, force=True)
     key = log_key(segment.managed_ledger_name)
     assert await store.get(key, fresh=True) is None
     assert [record.key async for record in store.scan(Span(key), fresh=True)] == []
@@ -321,7 +442,7 @@ async def test_a_seal_answers_what_is_stored_closes_producers_and_refuses_the_re
     for number in range(3):
         client.publish(b"x", number)
     await until(lambda: producer.pushed == 3)
-    sealed = await made(broker).terminate(segment, epoch=EPOCH, incarnation=LIFE)
+    sealed = await made(broker).terminate(segment, epoch=EPOCH, incarnation=LIFE, force=True)
     receipts = [position_of((await client.receipt()).message_id) for _ in range(3)]
     await client.expect(CommandType.CLOSE_PRODUCER)
     assert sealed.position == receipts[-1]
@@ -331,7 +452,7 @@ async def test_a_seal_answers_what_is_stored_closes_producers_and_refuses_the_re
     assert (refused.producer_id, refused.sequence_id, refused.error) == (1, 3, ServerError.TOPIC_TERMINATED_ERROR)
     with pytest.raises(TopicTerminated):
         await client.producer(str(segment), 2)
-    assert await made(broker).terminate(segment, epoch=EPOCH, incarnation=LIFE) == sealed
+    assert await made(broker).terminate(segment, epoch=EPOCH, incarnation=LIFE, force=True) == sealed
 
 
 async def test_sends_that_arrive_while_the_seal_is_written_are_refused_after_the_receipts_before_them(
@@ -344,7 +465,7 @@ async def test_sends_that_arrive_while_the_seal_is_written_are_refused_after_the
     world.ledgers.hold()
     client.publish(b"on its way", 1)
     await until(lambda: topic.producers[next(iter(topic.producers))].pushed == 2)
-    sealing = asyncio.ensure_future(made(broker).terminate(segment, epoch=EPOCH, incarnation=LIFE))
+    sealing = asyncio.ensure_future(made(broker).terminate(segment, epoch=EPOCH, incarnation=LIFE, force=True))
     await until(lambda: topic.log._is_terminating)
     client.publish(b"too late", 2)
     client.publish(b"too late as well", 3)
@@ -366,7 +487,7 @@ async def test_consumers_of_a_sealed_segment_read_it_to_its_end(broker: Any, lay
     await client.subscribe(str(segment), "s", permits=10, consumer_name="one-seg-0")
     await client.messages(1)
     ops = made(broker)
-    await ops.terminate(segment, epoch=EPOCH, incarnation=LIFE)
+    await ops.terminate(segment, epoch=EPOCH, incarnation=LIFE, force=True)
     before = await ops.backlog(segment, "s")
     assert (before.messages, before.is_terminated, before.is_drained, before.consumers) == (1, True, False, ("one-seg-0",))
     await client.acked(position)
@@ -386,7 +507,7 @@ async def test_a_drained_answer_survives_a_crash_of_the_owner(world: Any, broker
     position = await client.store(b"x", 0)
     await client.subscribe(str(segment), "s", permits=10)
     await client.messages(1)
-    await made(broker).terminate(segment, epoch=EPOCH, incarnation=LIFE)
+    await made(broker).terminate(segment, epoch=EPOCH, incarnation=LIFE, force=True)
     client.ack(position)
     await client.settle()
     assert (await made(broker).backlog(segment, "s")).is_drained
@@ -395,17 +516,15 @@ async def test_a_drained_answer_survives_a_crash_of_the_owner(world: Any, broker
     assert (await made(successor).backlog(segment, "s")).is_drained
 
 
-async def test_the_end_is_told_when_it_survives_a_crash_of_the_owner(
-    world: Any, broker: Any, layout: Any, until: Any
-) -> None:
-    """Found by simulation: who is told the end does not come back, so an acknowledgment that is lost after it is never repeated."""
+async def test_the_end_is_told_when_it_survives_a_crash_of_the_owner(world: Any, broker: Any, layout: Any, until: Any) -> None:
+    """Found by simulation: who is told the end does not come back, so an acknowledgment lost after it is never repeated."""
     segment, client = names(layout)[0], await broker.client(client_version=JAVA)
     await create(broker, segment, subscriptions={"s": "earliest"})
     await client.producer(str(segment))
     position = await client.store(b"x", 0)
     await client.subscribe(str(segment), "s", permits=10)
     await client.messages(1)
-    await made(broker).terminate(segment, epoch=EPOCH, incarnation=LIFE)
+    await made(broker).terminate(segment, epoch=EPOCH, incarnation=LIFE, force=True)
     await client.settle()
     client.inbox.clear()
     world.ledgers.hold()
@@ -421,16 +540,14 @@ async def test_the_end_is_told_when_it_survives_a_crash_of_the_owner(
     assert (await made(successor).backlog(segment, "s")).is_drained
 
 
-async def test_the_end_is_told_later_if_it_could_not_be_written_down(
-    world: Any, broker: Any, layout: Any, until: Any
-) -> None:
+async def test_the_end_is_told_later_if_it_could_not_be_written_down(world: Any, broker: Any, layout: Any, until: Any) -> None:
     segment, client = names(layout)[0], await broker.client(client_version=JAVA)
     await create(broker, segment, subscriptions={"s": "earliest"})
     await client.producer(str(segment))
     position = await client.store(b"x", 0)
     await client.subscribe(str(segment), "s", permits=10)
     await client.messages(1)
-    await made(broker).terminate(segment, epoch=EPOCH, incarnation=LIFE)
+    await made(broker).terminate(segment, epoch=EPOCH, incarnation=LIFE, force=True)
     await client.settle()
     client.inbox.clear()
     cursor = broker.topic(str(segment)).subscriptions["s"].cursor
@@ -462,7 +579,7 @@ async def test_children_know_what_the_parent_has_stored(world: Any, broker: Any,
     await client.store(b"y", 0, 2, producer_name="other")
     assert (await client.store(b"x", 4)).entry_id == -1  # a duplicate
     assert (await client.store(b"y", 0, 2)).entry_id > 0  # nobody asked for deduplication of this one
-    sealed = await made(broker).terminate(parent, epoch=EPOCH, incarnation=LIFE)
+    sealed = await made(broker).terminate(parent, epoch=EPOCH, incarnation=LIFE, force=True)
     assert sealed.producers["lane"] == 4
     split = layout.split(0, 5)
     await put(world, record_of(split))
@@ -478,8 +595,8 @@ async def test_children_know_what_the_parent_has_stored(world: Any, broker: Any,
     assert (await again.store(b"x", 5)).entry_id == 0
     # Handing it over again does not lower what is known, and the child hands it on.
     await create(successor, child, producers={"lane": 2, "third": 9})
-    assert (await made(successor).terminate(child, epoch=EPOCH, incarnation=LIFE)).producers["lane"] == 5
-    assert (await made(successor).terminate(child, epoch=EPOCH, incarnation=LIFE)).producers["third"] == 9
+    assert (await made(successor).terminate(child, epoch=EPOCH, incarnation=LIFE, force=True)).producers["lane"] == 5
+    assert (await made(successor).terminate(child, epoch=EPOCH, incarnation=LIFE, force=True)).producers["third"] == 9
 
 
 async def test_deduplication_by_request_is_not_undone_by_the_namespace_policy(broker: Any, layout: Any) -> None:
@@ -499,19 +616,104 @@ async def test_deduplication_by_request_is_not_undone_by_the_namespace_policy(br
 async def test_a_segment_younger_than_the_subscription_is_read_from_its_beginning(world: Any, broker: Any, layout: Any) -> None:
     split = layout.split(0, 5)
     await put(world, record_of(split))
+    old, child = names(split)[1], names(split)[2]
+    for segment in (old, child):
+        await create(broker, segment)
     await with_handle(
         world,
         subscription_path(TOPIC, "queue"),
         SubscriptionMetadata(type="QUEUE", initial="latest", created_at_epoch=0),
     )
     client = await broker.client()
-    old, child = names(split)[1], names(split)[2]
     for number, segment in enumerate((old, child), 1):
         await client.producer(str(segment), number)
         await client.store(b"before", 0, number)
         await client.subscribe(str(segment), "queue", SubType.SHARED, number, initial=InitialPosition.LATEST)
     assert (await made(broker).backlog(old, "queue")).messages == 0
     assert (await made(broker).backlog(child, "queue")).messages == 1
+
+
+@pytest.mark.inv("INV8")
+async def test_who_shares_messages_cannot_attach_to_a_subscription_of_stream_consumers(
+    world: Any, broker: Any, layout: Any, client: RawClient
+) -> None:
+    segment = names(layout)[0]
+    await create(broker, segment, subscriptions={"stream": "earliest"})
+    for kind in ("STREAM", "CHECKPOINT"):
+        await with_handle(world, subscription_path(TOPIC, kind.lower()), SubscriptionMetadata(type=kind))
+    for sub_type in (SubType.SHARED, SubType.FAILOVER, SubType.KEY_SHARED):
+        with pytest.raises(NotAllowed, match=r"stream of .* is one of STREAM consumers; a QUEUE consumer needs one of its own"):
+            await client.subscribe(str(segment), "stream", sub_type)
+    await client.subscribe(str(segment), "stream", SubType.EXCLUSIVE, 2)
+    for number, sub_type in enumerate((SubType.SHARED, SubType.EXCLUSIVE), 3):
+        with pytest.raises(NotAllowed, match=r"checkpoint of .* is one of CHECKPOINT consumers"):
+            await client.subscribe(str(segment), "checkpoint", sub_type, number)
+    await client.subscribe(str(segment), "workers", SubType.SHARED, 5)
+    await client.subscribe(str(names(layout)[1]), "workers", SubType.EXCLUSIVE, 6)  # that is nobody else's business
+
+
+@pytest.mark.inv("INV7")
+async def test_a_segment_made_by_an_attachment_has_the_cursors_of_every_subscription(
+    world: Any, broker: Any, layout: Any, client: RawClient
+) -> None:
+    for name, record in {
+        "sub": SubscriptionMetadata(type="STREAM"),
+        "new": SubscriptionMetadata(type="QUEUE", initial="latest"),
+        "marks": SubscriptionMetadata(type="CHECKPOINT"),
+        "doomed": SubscriptionMetadata(pending=SubscriptionChange(kind="delete", operation_id="d")),
+        "of another": SubscriptionMetadata(incarnation="another"),
+    }.items():
+        await with_handle(world, subscription_path(TOPIC, name), record)
+    segment = names(layout)[0]
+    await client.producer(str(segment))
+    await client.store(b"x", 0)
+    assert await made(broker).subscriptions(segment) == ["new", "sub"]
+    for name in ("new", "sub"):
+        assert (await made(broker).backlog(segment, name)).messages == 1
+
+
+async def test_a_reader_counts_until_it_was_sent_everything(broker: Any, layout: Any, client: RawClient) -> None:
+    segment = names(layout)[0]
+    await client.producer(str(segment))
+    for number in range(3):
+        await client.store(b"x", number)
+    await client.subscribe(str(segment), "reader", durable=False, start_message_id=id_of(EARLIEST))
+    stats = await made(broker).stats(segment)
+    assert (stats.readers, stats.consumers, stats.is_terminated) == (1, {}, False)
+    client.flow(10)
+    await client.messages(3)
+    assert (await made(broker).stats(segment)).readers == 0
+    await made(broker).terminate(segment, epoch=EPOCH, incarnation=LIFE, force=True)
+    assert (await made(broker).stats(segment)).is_terminated
+
+
+@pytest.mark.inv("INV5")
+async def test_a_cursor_without_a_record_is_not_enough_to_attach(
+    world: Any, broker: Any, layout: Any, client: RawClient
+) -> None:
+    segment = names(layout)[0]
+    await create(broker, segment, subscriptions={"left": "earliest"})
+    await client.subscribe(str(segment), "left", SubType.SHARED)
+    assert await broker.service.records.subscription(TOPIC, "left") is not None
+
+
+async def test_nobody_attaches_while_the_subscription_or_the_topic_is_being_deleted(
+    world: Any, broker: Any, layout: Any, client: RawClient
+) -> None:
+    segment, key = names(layout)[0], subscription_path(TOPIC, "s")
+    await create(broker, segment, subscriptions={"s": "earliest"})
+    record = SubscriptionMetadata(type="QUEUE")
+    doomed = SubscriptionMetadata(type="QUEUE", pending=SubscriptionChange(kind="delete", operation_id="d"))
+    await with_handle(world, key, doomed)
+    with pytest.raises(NotReady, match="being deleted"):
+        await client.subscribe(str(segment), "s", SubType.SHARED)
+    await with_handle(world, key, record)
+    await client.subscribe(str(segment), "s", SubType.SHARED)
+    await put(world, record_of(layout, pending_operation=PendingOperation(kind="delete", operation_id="d")))
+    for subscription in ("s", "another"):
+        with pytest.raises(NotReady, match="being deleted"):
+            await client.subscribe(str(segment), subscription, SubType.SHARED, 2)
+    assert await made(broker).subscriptions(segment) == ["s"]
 
 
 async def test_the_durable_subscription_of_a_segment_is_neither_reset_nor_deleted_by_a_client(
@@ -535,11 +737,11 @@ async def test_subscription_calls_of_the_port(broker: Any, layout: Any, client: 
     with pytest.raises(TopicNotFound):
         await ops.subscriptions(segment)
     with pytest.raises(TopicNotFound):
-        await ops.create_subscription(segment, "s", "earliest")
-    await ops.delete_subscription(segment, "s")
+        await ops.create_subscription(segment, "s", "earliest", **LEADER)
+    await ops.delete_subscription(segment, "s", **LEADER)
     await create(broker, segment)
-    await ops.create_subscription(segment, "s", "earliest")
-    await ops.create_subscription(segment, "s", "latest")
+    await ops.create_subscription(segment, "s", "earliest", **LEADER)
+    await ops.create_subscription(segment, "s", "latest", **LEADER)
     with pytest.raises(SubscriptionNotFound):
         await ops.backlog(segment, "t")
     await client.producer(str(segment))
@@ -548,22 +750,22 @@ async def test_subscription_calls_of_the_port(broker: Any, layout: Any, client: 
     between = world.clock.now_ms() - 5000
     await client.store(b"two", 1)
     for when, left in ((0, 2), (between, 1), (world.clock.now_ms() + 60_000, 0), (0, 2)):
-        await ops.seek(segment, "s", when)
+        await ops.seek(segment, "s", when, **LEADER)
         assert (await ops.backlog(segment, "s")).messages == left
-    await ops.skip_all(segment, "s")
+    await ops.skip_all(segment, "s", **LEADER)
     assert (await ops.backlog(segment, "s")).messages == 0
     with pytest.raises(SubscriptionNotFound):
-        await ops.seek(segment, "t", 0)
+        await ops.seek(segment, "t", 0, **LEADER)
     with pytest.raises(SubscriptionNotFound):
-        await ops.skip_all(segment, "t")
+        await ops.skip_all(segment, "t", **LEADER)
     stats = await ops.stats(segment)
     assert (stats.owner, stats.messages, stats.producers, stats.backlog) == (broker.ownership.broker_id, 2, 1, {"s": 0})
     for number in range(2, 12):
         await client.store(b"z", number)
     await world.advance(10)
-    assert (await ops.stats(segment)).msg_rate_in == 1.0
-    await ops.delete_subscription(segment, "s")
-    await ops.delete_subscription(segment, "s")
+    assert (await ops.stats(segment)).msg_rate_in == 1.1  # with the one before the first look, ten seconds ago
+    await ops.delete_subscription(segment, "s", **LEADER)
+    await ops.delete_subscription(segment, "s", **LEADER)
     assert await ops.subscriptions(segment) == []
 
 
@@ -612,6 +814,12 @@ async def test_calls_reach_the_owner_from_any_broker(world: Any) -> None:
             stats = await broker.service.segments.stats(segment)
             assert stats.owner == owners[str(segment)][0].ownership.broker_id
     first = names(layout)[0]
+    with pytest.raises(PreconditionFailed, match=r"0000-1fff-0 is active and no operation seals it; split or merge it instead"):
+        await brokers[0].service.segments.terminate(first, epoch=EPOCH, incarnation=LIFE)
+    with pytest.raises(PreconditionFailed, match=r"0000-1fff-0 is active and part of its topic's layout"):
+        await brokers[0].service.segments.delete(first, epoch=EPOCH, incarnation=LIFE)
+    splitting = PendingOperation(kind="split", operation_id="s", parents=(0,))
+    await put(world, record_of(layout, pending_operation=splitting))
     assert (await brokers[0].service.segments.terminate(first, epoch=EPOCH, incarnation=LIFE)).producers == {}
     with pytest.raises(StaleLeader):
         await brokers[1].service.segments.delete(first, epoch=EPOCH - 1, incarnation=LIFE)

@@ -135,7 +135,7 @@ def test_everything_is_on_the_screen() -> None:
         },
     )
     pending = Pending(kind="split", stage="prepare", parents=(1,), started_ms=NOW - 2000)
-    shown = text(screen(look(layout, stats, pending), 100, 100))
+    shown = text(screen(look(layout, stats, pending), 100, 120))
     for expected in (
         "topic://public/default/orders: epoch 1, 2 active and 1 sealed segments, routing high16",
         "leader: host:8080; under way: split of 1, being prepared, for 2 s",
@@ -145,13 +145,75 @@ def test_everything_is_on_the_screen() -> None:
         "billing=7",
         "does not answer",
         "1 of 2",
-        "segment 0 is being read to its end by c1, 7 messages are left; segments 1, 2 wait for it (for 5 s)",
+        "segment 0 is being read to its end by c1, 7 entries are left; segments 1, 2 wait for it (for 5 s)",
         "nothing",
     ):
         assert expected in shown, expected
     without = text(screen(look(layout), 100, 100))
     assert "leader: not known at the moment; under way: nothing" in without
     assert "Subscriptions" not in without
+
+
+def loaded(layout: SegmentLayout, **more: Any) -> ScalableTopicStats:
+    segments = {
+        number: SegmentSummary(
+            name="x", state=each.state.value, owner="broker-7.example.org:8080", msg_rate_in=1234.5, backlog={"billing": number}
+        )
+        for number, each in layout.all_segments.items()
+    }
+    waiting = Blocked(kind="draining-parent", segment=0, detail={"waiting": [1, 2, 3]})
+    billing = SubscriptionSummary(type="STREAM", state="DRAINING", consumer_count=1, backlog=7, blocked_by=[waiting])
+    found = {"epoch": layout.epoch, "segments": segments, "subscriptions": {"billing": billing}}
+    return ScalableTopicStats(**{**found, **more})
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_every_segment_has_one_line_on_a_screen_of_any_width(width: int) -> None:
+    layout = SegmentLayout.initial(2, NOW).split(0, NOW).split(1, NOW)
+    shown = text(screen(look(layout, loaded(layout)), None, width, 60), width)
+    table = shown[shown.index("Segments\n") :].splitlines()
+    assert len(table) == 4 + 6 and all(len(line) <= width for line in table)
+    for number, each in layout.all_segments.items():
+        assert sum(line.split()[:2] == [str(number), each.state.value.lower()] for line in table) == 1
+    assert table[2].split()[0] == "segment" and table[2].endswith("entries left")
+    assert ("range" in table[2], "in/s" in table[2]) == (width >= 60, width >= 60)
+    assert ("owner" in table[2], "bytes" in table[2]) == (width >= 120, width >= 120)
+
+
+@pytest.mark.parametrize("height", [24, 40])
+def test_what_holds_subscriptions_up_is_never_off_the_screen(height: int) -> None:
+    layout = SegmentLayout.initial(4, NOW)
+    for _ in range(12):
+        layout = layout.split(layout.active_in_order[0].segment_id, NOW)
+    lines = text(screen(look(layout, loaded(layout)), None, 80, height), 80).splitlines()
+    assert len(lines) <= height
+    shown = "\n".join(lines)
+    assert "billing is held up: segment 0 is being read to its end" in shown and "more are not shown" in shown
+    assert sum(" active " in line for line in lines[shown[: shown.index("Segments (")].count("\n") :]) >= 3
+    whole = text(screen(look(layout, loaded(layout)), None, None))
+    assert "not shown" not in whole and "broker-7.example.org:8080" in whole
+
+
+def test_an_active_segment_that_takes_nothing_is_shown_as_such() -> None:
+    layout = SegmentLayout.initial(2, NOW)
+    ended = {
+        0: SegmentSummary(name="a", state="ACTIVE", owner="h:1", is_terminated=True),
+        1: SegmentSummary(name="b", state="ACTIVE", owner="h:1"),
+    }
+    for parts in (
+        screen(look(layout, loaded(layout, segments=ended)), None, 80),
+        stats_parts(loaded(layout, segments=ended), NOW),
+    ):
+        shown = text(parts)
+        assert any(line.split()[:2] == ["0", "terminated"] for line in shown.splitlines())
+        assert any(line.split()[:2] == ["1", "active"] for line in shown.splitlines())
+        assert "terminated and not sealed: 0. Nothing can be sent to their hashes" in shown
+    drawn = text(screen(look(layout, loaded(layout, segments=ended)), 1, 80))
+    assert "0 terminated 0000-7fff" in drawn and "1 more are not shown" in drawn  # the one to be repaired is
+    assert any(line.split()[:2] == ["0", "terminated"] for line in drawn.splitlines())
+    splitting = Pending(kind="split", parents=(0,))
+    assert "not sealed" not in text(stats_parts(loaded(layout, segments=ended, pending_operation=splitting), NOW))
+    assert "not sealed" not in text(stats_parts(loaded(layout), NOW))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from braid.client import blocking, checkpoint_consumer, client, consumer, producer, queue_consumer, stream_consumer
 
 INTERNAL = {
-    client.Client: {"connection_for", "forget", "keep", "locate", "new_id", "service_connection"},
+    client.Client: {"is_connected", "connection_for", "forget", "keep", "locate", "new_id", "service_connection"},
     producer.Producer: {"open"},
     consumer.Consumer: {"drop_queued", "lane_ended", "lane_failed", "open", "put", "wake", "window"},
 }

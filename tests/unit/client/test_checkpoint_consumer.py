@@ -14,8 +14,9 @@ from braid.client import Client
 from braid.client.checkpoint_consumer import CheckpointConsumer
 from braid.client.checkpoints import END, Checkpoint
 from braid.client.config import ClientConfig
+from braid.client.connection import Connection
 from braid.client.messages import EARLIEST, LATEST, Message, MessageId
-from braid.errors import CheckpointInvalid, CheckpointOutdated, DeadlineExceeded, InvalidArgument
+from braid.errors import CheckpointInvalid, CheckpointOutdated, ConnectionLost, DeadlineExceeded, InvalidArgument, NotReady
 from braid.model.names import TopicName
 from braid.scalable.config import ScalableConfig
 from braid.scalable.controller import ScalableTopicController
@@ -259,18 +260,54 @@ async def test_checkpoints_that_do_not_fit(broker: InProcessBroker, client: Clie
         await client.checkpoint_consumer(TOPIC, start=old)
 
 
+class Straying(Client):
+    """A client that may lose its way to segments."""
+
+    is_lost = False
+
+    async def locate(self, topic: str) -> Connection:
+        if self.is_lost and topic.startswith("segment://"):
+            raise NotReady(f"{topic} has no owner at the moment.")
+        return await super().locate(topic)
+
+
 async def test_a_segment_removed_unread_is_an_error(broker: InProcessBroker, client: Client) -> None:
-    config = ClientConfig(receiver_queue=2)
+    narrow = Straying(broker.service_url, config=ClientConfig(receiver_queue=2, backoff_initial=0.01))
     controller = await leader(broker)
     await produce(client, 0, 40)
-    async with braid.connect(broker.service_url, config=config) as narrow, narrow.checkpoint_consumer(TOPIC) as consumer:
+    async with narrow, narrow.checkpoint_consumer(TOPIC) as consumer:
         await consumer.receive(SECONDS)
         await controller.split_segment(0)
         await controller.split_segment(1)
-        assert set(await controller.prune()) == {0, 1}
+        assert await controller.prune() == []  # somebody reads them
+        narrow.is_lost = True
+        (await narrow.service_connection()).abort(ConnectionLost("Cut by the test."))
+        removed: set[int] = set()
+        async with asyncio.timeout(SECONDS):
+            while removed != {0, 1}:
+                removed |= set(await controller.prune())
         with pytest.raises(CheckpointOutdated, match="keep data longer"):
             for _ in range(40):
                 await consumer.receive(SECONDS)
+
+
+async def test_several_segments_removed_at_once(broker: InProcessBroker, client: Client) -> None:
+    """One of them was read to its end, but its broker has not said so yet."""
+    controller = await leader(broker)
+    async with client.checkpoint_consumer(TOPIC) as consumer:
+        await produce(client, 0, 16)
+        consumer._lanes[0].ended = lambda: None  # type: ignore[method-assign]
+        await controller.split_segment(0)
+        await controller.split_segment(1)
+        for _ in range(16):
+            await consumer.receive(SECONDS)
+        await until(lambda: consumer._places[1] is END and consumer._lanes[0].is_exhausted)
+        connection = await client.service_connection()
+        assert await controller.prune() == [0, 1]
+        await until(lambda: consumer.segments == [2, 3, 4, 5])
+        assert connection.is_open
+        await produce(client, 16, 32)
+        assert sorted([int((await consumer.receive(SECONDS)).payload) for _ in range(16)]) == list(range(16, 32))
 
 
 @pytest.mark.req("R468-31")

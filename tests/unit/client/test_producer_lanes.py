@@ -1,21 +1,18 @@
-"""A producer's lanes across splits and merges, against a broker that is a script: the test decides what is stored, what is
-answered and what the client is told, and in which order."""
+"""A producer's lanes across splits and merges, against a broker that is a script."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
+from tests.unit.client.scripted_topic import QUICK, TOPIC, Script, ScriptedTopic, Sender, served, until
 
 import braid
 from braid.client import Client, ClientConfig
 from braid.client.layouts import LayoutSession
-from braid.client.producer import Producer
 from braid.errors import (
     BraidError,
     Closed,
@@ -27,289 +24,17 @@ from braid.errors import (
     ProducerBusy,
     TooLarge,
     TopicNotFound,
-    TopicTerminated,
 )
 from braid.model.layout import SegmentLayout
-from braid.model.names import TopicName
 from braid.runtime.env import Runtime
-from braid.runtime.network import Listener
 from braid.testing.clock import ManualClock
-from braid.wire import messages as pb
-from braid.wire import replies
-from braid.wire.batch import decode_batch
-from braid.wire.commands import Command, encode, enum_value
-from braid.wire.encode import send_receipt
-from braid.wire.entries import entry_metadata, payload_offset
-from braid.wire.server import Send, ServerProtocol
-from braid.wire.types import CommandType, LookupResult
-
-TOPIC = "topic://public/default/t"
-QUICK = ClientConfig(
-    backoff_initial=0.005, backoff_max=0.02, operation_timeout=5, layout_check=0.05, max_pending_messages=10_000
-)
-Message = tuple[str | None, bytes]
-
-
-class Segment:
-    """What one segment stores."""
-
-    def __init__(self) -> None:
-        self.messages: list[Message] = []
-        self.entries = 0
-        self.last: dict[str, int] = {}
-        """Deduplication: highest sequence id stored, by lane name."""
-        self.is_sealed = False
-        self.names: list[str] = []
-        """Lanes that were let in, in order."""
-
-
-class Script(asyncio.Protocol):
-    """One connection of the scripted broker."""
-
-    def __init__(self, topic: ScriptedTopic) -> None:
-        self.topic = topic
-        self.producers: dict[int, tuple[str, int, bool]] = {}
-        """Producer id -> lane name, segment, whether it asked for deduplication."""
-        self.sessions: list[int] = []
-        self._wire = ServerProtocol(5 << 20)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport: asyncio.Transport = transport  # type: ignore[assignment]
-        self.topic.connections.append(self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.topic.connections.remove(self)
-
-    def data_received(self, data: bytes) -> None:
-        for event in self._wire.receive(data):
-            if isinstance(event, Send):
-                self.topic.sent.append((self, event))
-                self.topic.pump()
-            elif isinstance(event, Command):
-                self.topic.seen[event.type] += 1
-                self._answer(event.type, event.body)
-
-    def _answer(self, kind: int, body: Any) -> None:
-        write, topic = self.transport.write, self.topic
-        if kind == CommandType.CONNECT:
-            flags = pb.FeatureFlags(supports_scalable_topics=topic.is_enabled)
-            write(replies.connected("script", body.protocol_version, topic.max_size, flags))
-        elif kind == CommandType.PING:
-            write(replies.PONG)
-        elif kind == CommandType.PARTITIONED_METADATA:
-            write(replies.partitions(body.request_id, 0))
-        elif kind == CommandType.LOOKUP:
-            write(replies.lookup(body.request_id, LookupResult.CONNECT, topic.url, authoritative=True))
-        elif kind == CommandType.SCALABLE_TOPIC_LOOKUP:
-            if topic.refusal is None:
-                self.sessions.append(body.session_id)
-                topic.tell(self, body.session_id)
-            else:
-                write(_update(body.session_id, error=topic.refusal))
-        elif kind == CommandType.SCALABLE_TOPIC_CLOSE:
-            self.sessions.remove(body.session_id)
-        elif kind == CommandType.PRODUCER:
-            self._attach(body)
-        elif kind == CommandType.CLOSE_PRODUCER:
-            self.producers.pop(body.producer_id, None)
-            write(replies.success(body.request_id))
-
-    def _attach(self, body: Any) -> None:
-        topic = self.topic
-        descriptor = TopicName.parse(body.topic).descriptor
-        segment_id = descriptor.segment_id if descriptor is not None else -1
-        segment = topic.segments[segment_id]
-        error = topic.attach_errors.get(segment_id) or topic.attach_errors.get(body.producer_name)
-        if segment.is_sealed:
-            error = TopicTerminated("It was terminated.")
-        if error is not None:
-            self.transport.write(replies.error(body.request_id, error.code, error.message))
-            return
-        name = body.producer_name or "given"
-        metadata = {pair.key: pair.value for pair in body.metadata}
-        self.producers[body.producer_id] = (name, segment_id, "__braid.dedup" in metadata)
-        segment.names.append(name)
-        self.transport.write(replies.producer_success(body.request_id, name, segment.last.get(name, -1), b""))
-
-
-class ScriptedTopic:
-    """A scalable topic and its broker."""
-
-    def __init__(self, segments: int = 1) -> None:
-        self.layout = SegmentLayout.initial(segments, 0)
-        self.shown = self.layout
-        """What clients are told; the layout itself may be ahead."""
-        self.segments: dict[int, Segment] = defaultdict(Segment)
-        self.connections: list[Script] = []
-        self.sent: list[tuple[Script, Send]] = []
-        """Received and not dealt with."""
-        self.seen: Counter[int] = Counter()
-        self.attach_errors: dict[int | str, BraidError] = {}
-        """By segment or by lane name."""
-        self.refusal: BraidError | None = None
-        self.is_enabled = True
-        self.is_paused = False
-        self.answers = True
-        self.ends_by_error = False
-        """Whether messages to a sealed segment are refused one by one, instead of closing the producer."""
-        self.max_size = 5 << 20
-        self.incarnation = "one"
-        self.url = ""
-        self.listener: Listener
-
-    # What clients see.
-
-    def tell(self, connection: Script, session_id: int) -> None:
-        connection.transport.write(_update(session_id, self.shown, self.incarnation))
-
-    def show(self) -> None:
-        """Push the newest layout."""
-        self.shown = self.layout
-        for connection in self.connections:
-            for session_id in connection.sessions:
-                self.tell(connection, session_id)
-
-    def end(self, error: BraidError) -> None:
-        """End every session."""
-        self.refusal = error
-        for connection in self.connections:
-            for session_id in connection.sessions:
-                connection.transport.write(_update(session_id, error=error))
-            connection.sessions.clear()
-
-    # Storing.
-
-    def pump(self) -> None:
-        if not self.is_paused:
-            self.store(len(self.sent))
-
-    def store(self, count: int) -> None:
-        """Deal with the first messages received."""
-        for connection, send in self.sent[:count]:
-            self._store(connection, send)
-        del self.sent[:count]
-
-    def _store(self, connection: Script, send: Send) -> None:
-        if connection not in self.connections or send.producer_id not in connection.producers:
-            return  # of a producer that was closed
-        name, segment_id, is_deduplicated = connection.producers[send.producer_id]
-        segment = self.segments[segment_id]
-        write = connection.transport.write
-        if segment.is_sealed:
-            write(replies.send_error(send.producer_id, send.sequence_id, TopicTerminated.code, "sealed"))
-            return
-        highest = max(send.sequence_id, send.highest_sequence_id)
-        place = (segment_id + 100, segment.entries)
-        if is_deduplicated and send.sequence_id <= segment.last.get(name, -1):
-            place = (-1, -1)
-        else:
-            segment.entries += 1
-            segment.messages += _messages(send.entry)
-            segment.last[name] = highest
-        if self.answers:
-            write(send_receipt(send.producer_id, send.sequence_id, highest, *place))
-
-    # Changes.
-
-    def seal(self, segment_id: int) -> None:
-        """What was not stored yet is refused."""
-        self.segments[segment_id].is_sealed = True
-        if self.ends_by_error:
-            return
-        for connection in self.connections:
-            for producer_id, (_name, where, _dedup) in list(connection.producers.items()):
-                if where == segment_id:
-                    del connection.producers[producer_id]
-                    connection.transport.write(replies.close_producer(producer_id))
-
-    def replace(self, layout: SegmentLayout, *parents: int) -> None:
-        """Seal the parents and give the children what they stored of each lane; not shown yet."""
-        for parent in parents:
-            self.seal(parent)
-        for child in set(layout.active_segments) - set(self.layout.active_segments):
-            for parent in parents:
-                self.segments[child].last.update(self.segments[parent].last)
-        self.layout = layout
-
-    def split(self, segment_id: int) -> None:
-        self.replace(self.layout.split(segment_id, 0), segment_id)
-
-    def merge(self, first: int, second: int) -> None:
-        self.replace(self.layout.merge(first, second, 0), first, second)
-
-    def crash(self) -> None:
-        """Every connection ends; what was received and not stored is gone."""
-        self.sent.clear()
-        for connection in list(self.connections):
-            connection.transport.abort()
-
-    # Checking.
-
-    def by_key(self) -> dict[str | None, list[bytes]]:
-        """The messages of each key as a reader of the DAG sees them: parents before children."""
-        found: dict[str | None, list[bytes]] = defaultdict(list)
-        for segment_id in sorted(self.segments):
-            for key, payload in self.segments[segment_id].messages:
-                found[key].append(payload)
-        return found
-
-    def count(self) -> int:
-        return sum(len(segment.messages) for segment in self.segments.values())
-
-
-def _update(
-    session_id: int, layout: SegmentLayout | None = None, incarnation: str = "", error: BraidError | None = None
-) -> bytes:
-    body = pb.CommandScalableTopicUpdate(session_id=session_id)
-    if error is not None:
-        body.error = error.code  # type: ignore[assignment]
-        body.message = error.message
-    if layout is not None:
-        body.resolved_topic_name = TOPIC
-        body.dag.epoch = layout.epoch
-        body.dag.incarnation = incarnation
-        body.dag.routing = layout.routing
-        for each in layout.all_segments.values():
-            body.dag.segments.add(
-                segment_id=each.segment_id,
-                hash_start=each.hash_range.start,
-                hash_end=each.hash_range.end,
-                state=enum_value(int(each.is_sealed)),
-                parent_ids=each.parent_ids,
-                child_ids=each.child_ids,
-                created_at_epoch=each.created_at_epoch,
-                created_at_ms=0,
-                sealed_at_epoch=each.sealed_at_epoch if each.is_sealed else None,
-            )
-    return encode(CommandType.SCALABLE_TOPIC_UPDATE, body)
-
-
-def _messages(entry: bytes) -> list[Message]:
-    metadata = entry_metadata(entry)
-    payload = entry[payload_offset(entry) :]
-    if not metadata.HasField("num_messages_in_batch"):
-        return [(metadata.partition_key if metadata.HasField("partition_key") else None, payload)]
-    batch = decode_batch(payload, metadata.num_messages_in_batch)
-    return [(single.partition_key if single.HasField("partition_key") else None, body) for single, body in batch]
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Let the loop turn until something that no event announces has happened."""
-    async with asyncio.timeout(10):
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0)
+from braid.wire.types import CommandType
 
 
 @pytest.fixture
 async def topic() -> AsyncIterator[ScriptedTopic]:
-    scripted = ScriptedTopic()
-    scripted.listener = await Runtime().network.listen("localhost", 0, lambda: Script(scripted))
-    scripted.url = f"pulsar://localhost:{scripted.listener.port}"
-    yield scripted
-    scripted.listener.close()
-    for connection in list(scripted.connections):
-        connection.transport.abort()
-    await asyncio.sleep(0)
+    async with served() as scripted:
+        yield scripted
 
 
 @pytest.fixture
@@ -319,28 +44,6 @@ async def client(topic: ScriptedTopic) -> AsyncIterator[Client]:
         topic.is_paused = False
         topic.answers = True
         topic.pump()
-
-
-class Sender:
-    """Sends numbered messages of several keys and knows what must be stored."""
-
-    def __init__(self, producer: Producer, keys: int = 16) -> None:
-        self.producer = producer
-        self.futures: list[asyncio.Future[Any]] = []
-        self.wanted: dict[str | None, list[bytes]] = defaultdict(list)
-        self._keys = [f"key-{number}" for number in range(keys)]
-
-    def send(self, count: int) -> None:
-        for _each in range(count):
-            number = len(self.futures)
-            key = self._keys[number % len(self._keys)]
-            payload = b"%d" % number
-            self.wanted[key].append(payload)
-            self.futures.append(self.producer.send_nowait(payload, key=key))
-
-    async def all_stored(self) -> None:
-        async with asyncio.timeout(10):
-            await asyncio.gather(*self.futures)
 
 
 # Order.
@@ -719,7 +422,8 @@ async def test_a_sealed_segment_without_a_new_layout_fails_after_the_send_timeou
         producer = await client.producer(TOPIC, name="p")
         await producer.send(b"0", key="a")
         topic.split(0)
-        await until(lambda: topic.seen[CommandType.PRODUCER] == 2)
+        while topic.seen[CommandType.PRODUCER] < 2:
+            await clock.advance(0.01)
         future = producer.send_nowait(b"1", key="a")
         await clock.advance(59)
         assert not future.done()
@@ -948,7 +652,28 @@ async def test_a_session_that_is_lost_is_opened_again(client: Client, topic: Scr
         await session.wait_newer(2)
 
 
-async def test_a_layout_from_the_past_is_ignored_but_a_new_session_is_believed(client: Client, topic: ScriptedTopic) -> None:
+async def test_brokers_learnt_by_lookups_are_asked_when_the_given_ones_are_gone(topic: ScriptedTopic) -> None:
+    network = Runtime().network
+    bootstrap = await network.listen("localhost", 0, lambda: Script(topic))
+    async with braid.connect(f"pulsar://localhost:{bootstrap.port}", config=QUICK) as client:
+        producer = await client.producer(TOPIC, name="p")
+        await producer.send(b"0", key="a")
+        bootstrap.close()
+        given = await client.service_connection()
+        assert given.address == f"localhost:{bootstrap.port}"
+        given.abort(NotReady("The broker is gone."))
+        assert (await client.service_connection()).address == topic.url.removeprefix("pulsar://")
+        topic.split(0)
+        topic.show()
+        await producer.send(b"1", key="a")
+        assert topic.by_key()["a"] == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("incarnation", ["", "one"])
+async def test_a_layout_from_the_past_is_ignored_but_a_new_session_of_an_unknown_topic_is_believed(
+    client: Client, topic: ScriptedTopic, incarnation: str
+) -> None:
+    topic.incarnation = incarnation
     session = LayoutSession(client, TOPIC)
     await session.open()
     past = topic.layout
@@ -961,7 +686,15 @@ async def test_a_layout_from_the_past_is_ignored_but_a_new_session_is_believed(c
     await asyncio.sleep(0.01)
     assert session.layout == newest
     session.refresh()
-    await until(lambda: session.layout == past)
+    if not incarnation:
+        await until(lambda: session.layout == past)
+    else:  # the same topic: this broker lags behind, and will tell when it has caught up
+        await until(lambda: topic.seen[CommandType.SCALABLE_TOPIC_LOOKUP] == 2)
+        await asyncio.sleep(0.01)
+        assert session.layout == newest and session.is_attached
+        topic.layout = newest.split(1, 0)
+        topic.show()
+        assert (await session.wait_newer(newest.epoch)).epoch == newest.epoch + 1
     await session.close()
 
 

@@ -43,6 +43,8 @@ class Cluster:
 
     async def create(self, segments: int) -> None:
         await self.services[0].create_scalable_topic(TOPIC, segments)
+        controller = await self.controller()
+        await controller.create_subscription("all", "STREAM", "earliest")  # so that nothing is pruned
 
     async def controller(self) -> Any:
         """The leading controller, wherever it is."""
@@ -83,15 +85,24 @@ class Cluster:
             if node.service.ownership.broker_id == found.broker.broker_id
         )
 
+    async def _service_of(self, name: TopicName) -> Any:
+        while True:  # until a killed broker's session has run out
+            try:
+                owner = await self.services[0].ownership.find(name)
+            except BraidError:
+                owner = None
+            for service in self.services:
+                if owner is not None and service.ownership.broker_id == owner.broker.broker_id:
+                    return service
+            await asyncio.sleep(0.05)
+
     async def stored(self) -> dict[str | None, list[bytes]]:
         """The messages of each key, parents before children."""
         found: dict[str | None, list[bytes]] = defaultdict(list)
         layout = (await self.services[0].scalable.metadata(TOPIC)).layout
         for _number, segment in sorted(layout.all_segments.items()):
             name = physical_name(TOPIC, segment)
-            owner = await self.services[0].ownership.find(name)
-            service = next(each for each in self.services if each.ownership.broker_id == owner.broker.broker_id)
-            log = (await service.topic(name, create=False)).log
+            log = (await (await self._service_of(name)).topic(name, create=False)).log
             position = log.position_after(EARLIEST)
             while entries := await log.read(position, 1000, 8 << 20):
                 for entry in entries:

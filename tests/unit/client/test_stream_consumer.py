@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
+from itertools import pairwise
 
 import pytest
 
@@ -22,6 +24,7 @@ from braid.scalable.config import ScalableConfig
 from braid.scalable.controller import ScalableTopicController
 from braid.testing.broker import InProcessBroker
 from braid.web.config import StandaloneConfig, StorageConfig
+from braid.wire import messages as pb
 
 TOPIC = "topic://public/default/orders"
 NAME = TopicName.parse(TOPIC)
@@ -168,6 +171,25 @@ async def test_one_acknowledgement_covers_all_segments(broker: InProcessBroker, 
     async with client.stream_consumer(TOPIC, "s") as consumer:
         rest = [message for message in again if message.segment_id != again[-1].segment_id]
         assert [(await consumer.receive(SECONDS)).payload for _ in rest] == [message.payload for message in rest]
+
+
+async def test_waiting_covers_what_an_earlier_acknowledgement_left_under_way(broker: InProcessBroker, client: Client) -> None:
+    """Of two messages with the same vector the first sends the other segment's position, without a receipt."""
+    async with client.stream_consumer(TOPIC, "s") as consumer:
+        await produce(client, 0, 40)
+        got = [await consumer.receive(SECONDS) for _ in range(40)]
+        *_, (one, other) = [pair for pair in pairwise(got) if pair[0].vector is pair[1].vector and pair[0].vector]
+        confirmed: list[MessageId] = []
+        for lane in consumer._lanes.values():
+            lane.confirm_up_to = partial(_noted, lane.confirm_up_to, confirmed)  # type: ignore[method-assign]
+        await consumer.acknowledge_cumulative(one)
+        await consumer.acknowledge_cumulative(other, wait=True)
+        assert sorted(each.segment_id for each in confirmed) == [0, 1]
+
+
+async def _noted(confirm: Callable[[MessageId], Awaitable[None]], seen: list[MessageId], message_id: MessageId) -> None:
+    seen.append(message_id)
+    await confirm(message_id)
 
 
 async def test_an_acknowledgement_never_covers_what_was_not_handed_out(broker: InProcessBroker, client: Client) -> None:
@@ -415,6 +437,21 @@ async def test_a_plain_regular_topic(broker: InProcessBroker, client: Client) ->
         seen = Seen()
         await drain(consumer, 8, seen)
         seen.check(8)
+
+
+async def test_assignments_of_an_older_layout_are_ignored(broker: InProcessBroker, client: Client) -> None:
+    await (await leader(broker)).split_segment(0)
+    async with client.stream_consumer(TOPIC, "s", name="a") as consumer:
+        await until(lambda: consumer.segments == [1, 2, 3])
+
+        def push(epoch: int) -> None:
+            assignment = pb.ScalableConsumerAssignment(layout_epoch=epoch)
+            consumer._session.assignment(pb.CommandScalableTopicAssignmentUpdate(consumer_id=1, assignment=assignment))
+
+        push(0)
+        assert consumer.segments == [1, 2, 3]
+        push(1)
+        assert consumer.segments == []
 
 
 async def test_a_deleted_topic_ends_its_consumers(broker: InProcessBroker, client: Client) -> None:

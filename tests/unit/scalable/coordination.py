@@ -110,11 +110,15 @@ class Segments:
     async def subscriptions(self, segment: TopicName) -> list[str]:
         return sorted((await self._enter("subscriptions", segment)).read)
 
-    async def create_subscription(self, segment: TopicName, subscription: str, initial: Initial) -> None:
+    async def create_subscription(
+        self, segment: TopicName, subscription: str, initial: Initial, *, epoch: int, incarnation: str, operation: str = ""
+    ) -> None:
         stored = await self._enter("create_subscription", segment)
         stored.read.setdefault(subscription, 0 if initial == "earliest" else len(stored.times))
 
-    async def delete_subscription(self, segment: TopicName, subscription: str) -> None:
+    async def delete_subscription(
+        self, segment: TopicName, subscription: str, *, epoch: int, incarnation: str, operation: str = ""
+    ) -> None:
         try:
             (await self._enter("delete_subscription", segment)).read.pop(subscription, None)
         except TopicNotFound:
@@ -131,13 +135,17 @@ class Segments:
             closed=tuple(stored.closed),
         )
 
-    async def seek(self, segment: TopicName, subscription: str, timestamp_ms: int) -> None:
+    async def seek(
+        self, segment: TopicName, subscription: str, timestamp_ms: int, *, epoch: int, incarnation: str, operation: str = ""
+    ) -> None:
         stored = await self._enter("seek", segment)
         if subscription not in stored.read:
             raise SubscriptionNotFound(f"{segment} has no subscription {subscription}.")
         stored.read[subscription] = sum(time < timestamp_ms for time in stored.times)
 
-    async def skip_all(self, segment: TopicName, subscription: str) -> None:
+    async def skip_all(
+        self, segment: TopicName, subscription: str, *, epoch: int, incarnation: str, operation: str = ""
+    ) -> None:
         stored = await self._enter("skip_all", segment)
         if subscription not in stored.read:
             raise SubscriptionNotFound(f"{segment} has no subscription {subscription}.")

@@ -52,6 +52,7 @@ class FakeTopic:
     """Messages acknowledged, by subscription."""
     attached: dict[str, tuple[str, ...]] = field(default_factory=dict)
     connected_producers: int = 0
+    readers: int = 0
 
 
 class FakeSegments:
@@ -121,14 +122,20 @@ class _Ops:
         self._done("subscriptions", segment)
         return sorted(self._topic(segment).cursors)
 
-    async def create_subscription(self, segment: TopicName, subscription: str, initial: Initial) -> None:
+    async def create_subscription(
+        self, segment: TopicName, subscription: str, initial: Initial, *, epoch: int, incarnation: str, operation: str = ""
+    ) -> None:
         await self._enter("create_subscription", segment)
+        await self._check_subscription(segment, epoch, incarnation)
         topic = self._topic(segment)
         topic.cursors.setdefault(subscription, 0 if initial == "earliest" else topic.messages)
         self._done("create_subscription", segment)
 
-    async def delete_subscription(self, segment: TopicName, subscription: str) -> None:
+    async def delete_subscription(
+        self, segment: TopicName, subscription: str, *, epoch: int, incarnation: str, operation: str = ""
+    ) -> None:
         await self._enter("delete_subscription", segment)
+        await self._check_subscription(segment, epoch, incarnation)
         topic = self._all.topics.get(str(segment))
         if topic is not None:
             topic.cursors.pop(subscription, None)
@@ -141,15 +148,21 @@ class _Ops:
         left = topic.messages - self._cursor(segment, subscription)
         return SegmentBacklog(messages=left, is_terminated=topic.is_sealed, consumers=topic.attached.get(subscription, ()))
 
-    async def seek(self, segment: TopicName, subscription: str, timestamp_ms: int) -> None:
+    async def seek(
+        self, segment: TopicName, subscription: str, timestamp_ms: int, *, epoch: int, incarnation: str, operation: str = ""
+    ) -> None:
         await self._enter("seek", segment)
+        await self._check_subscription(segment, epoch, incarnation)
         self._cursor(segment, subscription)
         topic = self._topic(segment)
         topic.cursors[subscription] = 0 if timestamp_ms == 0 else topic.messages
         self._done("seek", segment)
 
-    async def skip_all(self, segment: TopicName, subscription: str) -> None:
+    async def skip_all(
+        self, segment: TopicName, subscription: str, *, epoch: int, incarnation: str, operation: str = ""
+    ) -> None:
         await self._enter("skip_all", segment)
+        await self._check_subscription(segment, epoch, incarnation)
         self._cursor(segment, subscription)
         topic = self._topic(segment)
         topic.cursors[subscription] = topic.messages
@@ -164,6 +177,8 @@ class _Ops:
             producers=topic.connected_producers,
             backlog={name: topic.messages - read for name, read in topic.cursors.items()},
             consumers=dict(topic.attached),
+            readers=topic.readers,
+            is_terminated=topic.is_sealed,
         )
 
     async def _enter(self, operation: str, segment: TopicName) -> None:
@@ -188,6 +203,10 @@ class _Ops:
         if found is None:
             raise SubscriptionNotFound(f"{segment} has no subscription {subscription}.")
         return found
+
+    async def _check_subscription(self, segment: TopicName, epoch: int, incarnation: str) -> None:
+        if await self._store.get(topic_path(segment.scalable), fresh=True) is not None:  # else a regular topic
+            await self._check(segment, epoch, incarnation)
 
     async def _check(self, segment: TopicName, epoch: int, incarnation: str) -> None:
         self._all.epochs.append(epoch)

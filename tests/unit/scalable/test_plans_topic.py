@@ -14,9 +14,17 @@ from braid.scalable.records import (
     ScalableTopicMetadata,
     SegmentRecord,
     controller_path,
-    subscription_path,
     topic_path,
 )
+from braid.scalable.service import ScalableTopicService
+
+
+async def _delete_subscription(service: ScalableTopicService, name: str) -> None:
+    await (await service.lead_scalable(TOPIC)).delete_subscription(name)
+
+
+async def _is_gone(world: World) -> bool:
+    return await world.metadata() is None
 
 
 def pruned_of(record: ScalableTopicMetadata) -> tuple[SegmentRecord, ...]:
@@ -102,9 +110,10 @@ def test_a_late_queue_subscription_does_not_keep_what_it_never_wants() -> None:
         world.segments.named(TOPIC, await world.layout(), 0).messages = 5
         await split(broker, 0)
         await broker.do(lambda service: service.register_queue_subscription(TOPIC, "all", "earliest"))
-        assert await prune(broker) == []  # it has no cursor there yet, and wants one
-        await world.store.delete(subscription_path(TOPIC, "all"))
+        assert await prune(broker) == []
+        await broker.do(lambda service: _delete_subscription(service, "all"))
         await broker.do(lambda service: service.register_queue_subscription(TOPIC, "new", "latest"))
+        world.segments.named(TOPIC, await world.layout(), 0).cursors.pop("new")  # as if its owner had not answered
         assert await prune(broker) == [0]
 
     simulate(main)
@@ -232,7 +241,7 @@ def test_delete_by_force_takes_the_place_of_an_operation_that_cannot_be_finished
     simulate(main)
 
 
-def test_a_second_delete_waits_for_the_first() -> None:
+def test_a_second_delete_is_told_of_the_first() -> None:
     async def main(world: World) -> None:
         broker = await topic_with(world, 2)
         until = asyncio.get_running_loop().time() + 5
@@ -241,10 +250,18 @@ def test_a_second_delete_waits_for_the_first() -> None:
             return NotReady("Later.") if name == "delete" and asyncio.get_running_loop().time() < until else None
 
         world.segments.fail = fail
+        first = asyncio.ensure_future(broker.do(lambda service: service.delete_topic(TOPIC, force=True)))
+        await asyncio.sleep(0.0005)  # not even in the record yet
+        with pytest.raises(Conflict, match=r"orders is being deleted already; wait until it is gone"):
+            await broker.do(lambda service: service.delete_topic(TOPIC, force=True))
         with pytest.raises(NotReady):
+            await first
+        for _attempt in range(3):
+            with pytest.raises(Conflict, match=r"orders is being deleted already"):
+                await broker.do(lambda service: service.delete_topic(TOPIC))
+        await world.until(lambda: _is_gone(world))
+        with pytest.raises(TopicNotFound):
             await broker.do(lambda service: service.delete_topic(TOPIC))
-        await broker.do(lambda service: service.delete_topic(TOPIC))
-        assert await world.metadata() is None
 
     simulate(main)
 

@@ -5,9 +5,10 @@ import asyncio
 import pytest
 from tests.unit.scalable.coordination import TOPIC, Client, World, held, ids, join, virtually
 
-from braid.errors import NotReady
+from braid.errors import ConsumerDisplaced, NotReady
 from braid.model.layout import SegmentLayout
 from braid.model.segments import physical_name
+from braid.scalable.api import ConsumerAssignment, ConsumerRegistration, RegistrationNumber
 from braid.scalable.config import ScalableConfig
 from braid.scalable.coordinator import SubscriptionCoordinator
 from braid.scalable.records import RegistrationRecord, consumer_path
@@ -37,7 +38,7 @@ def test_a_registration_is_stored_before_it_is_answered() -> None:
         stored = await world.store.get(consumer_path(TOPIC, "sub", "a"))
         assert stored is not None
         assert (await world.registrations())["a"] == RegistrationRecord(
-            epoch=0, segments=(0, 1, 2, 3), leader_epoch=leader.leadership.epoch
+            epoch=0, segments=(0, 1, 2, 3), leader_epoch=leader.leadership.epoch, mark=":0"
         )
 
     virtually(main)
@@ -123,6 +124,74 @@ def test_the_newest_connection_of_a_name_wins_and_the_old_ones_end_means_nothing
         await coordinator.unregister("b", b)
         assert ids(newer.pushed[-1]) == [0, 1, 2, 3]
         assert a.pushed == []
+
+    virtually(main)
+
+
+def number_of(registered: ConsumerAssignment) -> RegistrationNumber:
+    assert registered.number is not None
+    return registered.number
+
+
+@pytest.mark.parametrize("is_old_first", [True, False])
+def test_the_newest_connection_keeps_the_name_when_both_register_again_with_the_next_leader(is_old_first: bool) -> None:
+    """The old one's connection is half open: its broker has not heard that it was displaced."""
+
+    async def main(world: World) -> None:
+        layout = SegmentLayout.initial(2, 0)
+        world.segments.fill(TOPIC, layout, 0, "sub")
+        first = await world.leader()
+        coordinator = first.coordinator(layout)
+        old = number_of(await coordinator.register(ConsumerRegistration("a", 1, Client("old"))))
+        new = number_of(await coordinator.register(ConsumerRegistration("a", 1, Client("new"))))
+        assert old < new
+        await first.crash()
+        coordinator = (await world.leader()).coordinator(layout)
+        await coordinator.restore()
+        again = {name: Client(name) for name in ("old", "new")}
+        numbers = {"old": old, "new": new}
+        refused = []
+        for name in ("old", "new") if is_old_first else ("new", "old"):
+            try:
+                made = await coordinator.register(ConsumerRegistration("a", 1, again[name], number=numbers[name]))
+                assert made.number == numbers[name]
+            except ConsumerDisplaced:
+                refused.append(name)
+        assert refused == ([] if is_old_first else ["old"])
+        assert (again["old"].was_displaced, again["new"].was_displaced) == (is_old_first, False)
+        assert coordinator.state().connected_consumers == 1
+        # A connection made now is newer than any that an earlier leader knew.
+        newest = Client("newest")
+        assert number_of(await coordinator.register(ConsumerRegistration("a", 1, newest))) > new
+        assert again["new"].was_displaced
+        with pytest.raises(ConsumerDisplaced):
+            await coordinator.register(ConsumerRegistration("a", 1, Client("new"), number=new))
+        assert not newest.was_displaced
+
+    virtually(main)
+
+
+def test_a_consumer_that_closed_before_there_was_a_new_leader_is_forgotten_by_it_at_once() -> None:
+    async def main(world: World) -> None:
+        layout = SegmentLayout.initial(4, 0)
+        world.segments.fill(TOPIC, layout, 0, "sub")
+        first = await world.leader()
+        coordinator = first.coordinator(layout)
+        gone = number_of(await coordinator.register(ConsumerRegistration("a", 1, Client("a"))))
+        kept = number_of(await coordinator.register(ConsumerRegistration("b", 1, Client("b"))))
+        await first.crash()
+        coordinator = (await world.leader()).coordinator(layout)
+        await coordinator.restore()
+        b = Client("b")
+        await coordinator.register(ConsumerRegistration("b", 1, b, number=kept))
+        await coordinator.forget("a", gone)
+        assert held(coordinator) == {"b": (0, 1, 2, 3)}
+        assert ids(b.pushed[-1]) == [0, 1, 2, 3]
+        assert list(await world.registrations()) == ["b"]
+        await coordinator.forget("a", gone)
+        await coordinator.register(ConsumerRegistration("b", 1, newer := Client("b")))
+        await coordinator.forget("b", kept)  # of a connection that has lost the name since
+        assert held(coordinator) == {"b": (0, 1, 2, 3)} and newer.error is None
 
     virtually(main)
 
@@ -301,15 +370,45 @@ class TestDepartures:
 
         virtually(main)
 
-    def test_one_never_seen_attached_keeps_a_whole_grace_period(self) -> None:
+    def test_one_that_came_and_closed_between_two_looks_has_left(self) -> None:
         async def main(world: World) -> None:
             coordinator, _, b = await pair(world)
             self.attach(world, "b", 2, 3)
-            world.segments.at(self.layout, 0).closed.append("a-seg-0")  # between two looks
-            await asyncio.sleep(GRACE - 5)
+            world.segments.at(self.layout, 0).closed.append("a-seg-0")
+            await asyncio.sleep(5)
             assert b.pushed == []
-            await asyncio.sleep(10)
+            await asyncio.sleep(5)
             assert held(coordinator) == {"b": (0, 1, 2, 3)}
+
+        virtually(main)
+
+    def test_one_that_registers_under_the_name_of_one_that_closed_has_time_to_attach(self) -> None:
+        async def main(world: World) -> None:
+            coordinator, _, b = await pair(world)
+            self.attach(world, "b", 2, 3)
+            world.segments.at(self.layout, 0).closed.append("a-seg-0")  # of the one before it
+            await asyncio.sleep(5)
+            await join(coordinator, "a")
+            await asyncio.sleep(5)
+            self.attach(world, "a", 0, 1)
+            await asyncio.sleep(60)
+            assert held(coordinator) == {"a": (0, 1), "b": (2, 3)}
+            assert b.pushed == []
+
+        virtually(main)
+
+    def test_one_whose_client_would_have_told_has_not(self) -> None:
+        async def main(world: World) -> None:
+            coordinator, _, b = await pair(world)
+            registration = ConsumerRegistration("a", 1, Client("a"), says_goodbye=True)
+            await coordinator.register(registration)
+            self.attach(world, "a", 0, 1)
+            self.attach(world, "b", 2, 3)
+            await asyncio.sleep(5)
+            self.close(world, "a", 0, 1)  # it may have its reasons
+            await asyncio.sleep(120)
+            assert held(coordinator) == {"a": (0, 1), "b": (2, 3)}
+            assert b.pushed == []
 
         virtually(main)
 

@@ -110,6 +110,24 @@ def test_with_too_many_topics_only_namespaces_have_lines() -> None:
     assert (few["braid_topics_without_metrics"], many["braid_topics_without_metrics"]) == (0, 3)
 
 
+def test_scalable_topics_are_shown(braid_broker: BackgroundBroker) -> None:
+    async def work() -> dict[str, float]:
+        async with httpx.AsyncClient(base_url=braid_broker.http_url, timeout=30) as http:
+            topic = "/admin/v2/scalable/public/default/counted"
+            assert (await http.put(f"{topic}?numInitialSegments=2")).status_code < 300
+            assert (await http.post(f"{topic}/split/0")).status_code < 300
+            assert (await http.post(f"{topic}/split/0")).status_code >= 400
+            return samples((await http.get("/metrics")).text)
+
+    seen = braid_broker.run(work())
+    assert seen["braid_scalable_topics_led"] == 1
+    assert seen["braid_scalable_segments_active"] == 3
+    assert seen["braid_scalable_consumers"] == seen["braid_layout_sessions"] == seen["braid_namespace_sessions"] == 0
+    assert seen['braid_scalable_operations_total{operation="split"}'] == 1
+    assert seen['braid_scalable_operations_failed_total{operation="split"}'] == 1
+    assert seen['braid_scalable_operation_seconds_total{operation="split"}'] == 0  # the clock stands still
+
+
 def test_ownership_lookups_and_the_session_are_shown(braid_broker: BackgroundBroker) -> None:
     async def work() -> dict[str, float]:
         async with httpx.AsyncClient(base_url=braid_broker.http_url) as http:

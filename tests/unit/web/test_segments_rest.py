@@ -100,11 +100,12 @@ def test_creation_is_refused_to_whoever_does_not_lead(http: httpx.Client, name: 
 def test_a_sealed_segment_takes_no_more_messages(http: httpx.Client, name: str, broker: BackgroundBroker) -> None:
     segment, full = f"{SEGMENTS}/{name}/0000-7fff-0", f"segment://public/default/{name}/0000-7fff-0"
     broker.run(send(broker, full, 3))
-    first = http.post(f"{segment}/terminate")
+    refused(http.post(f"{segment}/terminate"), 412, "active", "split or merge it")
+    first = http.post(f"{segment}/terminate?force=true")
     assert first.status_code == 200
     assert first.json()["position"]["entryId"] == 2 and first.json()["position"]["ledgerId"] >= 0
     assert isinstance(first.json()["producers"], dict)
-    assert http.post(f"{segment}/terminate").json() == first.json()
+    assert http.post(f"{segment}/terminate?force=true").json() == first.json()
     with pytest.raises(TopicTerminated):
         broker.run(send(broker, full, 1))
 
@@ -124,10 +125,11 @@ def test_deletion_removes_the_topic(http: httpx.Client, name: str, broker: Backg
         await client.expect(CommandType.CLOSE_PRODUCER)
         client.close()
 
+    refused(http.delete(segment), 412, "active", "force")
     broker.run(while_attached())
     refused(http.get(f"{segment}/stats"), 404)
     refused(http.get(f"{segment}/subscriptions"), 404)
-    assert http.delete(segment).status_code == 204
+    assert http.delete(f"{segment}?force=true").status_code == 204
     service = broker.broker.nodes[0].service
 
     async def exists() -> bool:

@@ -78,7 +78,13 @@ async def _subscribe(connection: BrokerConnection, body: messages.CommandSubscri
     properties = {pair.key: pair.value for pair in body.subscription_properties}
     if topic.is_segment and body.durable:
         subscription = await segments.subscribe(
-            service, topic, body.subscription, initial, may_create=may_create, properties=properties
+            service,
+            topic,
+            body.subscription,
+            initial,
+            may_create=may_create,
+            properties=properties,
+            sub_type=SubType(body.subType),
         )
     else:
         subscription = await topic.subscription(

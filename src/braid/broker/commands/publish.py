@@ -8,6 +8,7 @@ import msgspec
 
 from braid.broker import segments
 from braid.broker.commands import schema
+from braid.broker.dedup import MAX_PRODUCER_NAME
 from braid.broker.producer import DEDUPLICATION, ProducerInfo
 from braid.broker.topic import check_subscription_name
 from braid.errors import NotAllowed, NotReady, Overloaded
@@ -34,6 +35,10 @@ async def create(connection: BrokerConnection, body: messages.CommandProducer) -
         return
     if len(connection.producers) + len(connection.consumers) >= connection.config.max_handles_per_connection:
         raise Overloaded("This connection has too many producers and consumers; close some or open another connection.")
+    if len(body.producer_name) > MAX_PRODUCER_NAME:
+        raise NotAllowed(
+            f"A producer's name has at most {MAX_PRODUCER_NAME} characters; this one has {len(body.producer_name)}."
+        )
     connection.creating[slot] = False
     try:
         await _create(connection, body, name)

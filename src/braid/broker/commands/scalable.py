@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from braid.broker.scalable_consumers import ScalableConsumer, Wanted, write_assignment
+from braid.broker.scalable_consumers import ScalableConsumer, Wanted, number_of, write_assignment
 from braid.broker.topic import check_subscription_name
-from braid.errors import BraidError, NotAllowed, NotReady, Overloaded, TopicNotFound
+from braid.errors import BraidError, KindConflict, NotAllowed, NotReady, Overloaded, TopicNotFound
 from braid.model.layout import SegmentLayout
 from braid.model.names import Domain, NamespaceName, TopicName
 from braid.model.names import encode as encode_name
@@ -151,6 +151,10 @@ def _segment(each: SegmentInfo) -> messages.SegmentInfoProto:
 async def subscribe(connection: BrokerConnection, body: messages.CommandScalableTopicSubscribe) -> None:
     """Register a stream or checkpoint consumer with the topic's leader, wherever that is."""
     wanted = _wanted(connection, body)
+    await connection.service.namespaces.policies(wanted.topic.namespace)
+    if wanted.is_relayed and body.is_leaving:
+        await _forget(connection, body, wanted)
+        return
     number = wanted.consumer_id
     slot = ("scalable consumer", number)
     if slot in connection.creating:
@@ -181,6 +185,8 @@ async def subscribe(connection: BrokerConnection, body: messages.CommandScalable
             assignment = await consumer.register()
         if connection.creating[slot]:
             raise NotReady(f"Consumer {number} was closed while it was being registered.")
+    except KindConflict as error:
+        raise NotAllowed(error.message) from error  # or the client would try for ever
     except BaseException:
         await consumer.leave() if connection.creating.get(slot) else consumer.lost()
         raise
@@ -188,8 +194,19 @@ async def subscribe(connection: BrokerConnection, body: messages.CommandScalable
         del connection.creating[slot]
     connection.scalable_consumers[number] = consumer
     reply = messages.CommandScalableTopicSubscribeResponse(request_id=body.request_id, assignment=write_assignment(assignment))
+    if wanted.is_relayed and assignment.number is not None:
+        reply.registration_epoch, reply.registration_number = assignment.number
     connection.link.write(encode(CommandType.SCALABLE_TOPIC_SUBSCRIBE_RESPONSE, reply))
     consumer.answered()
+
+
+async def _forget(connection: BrokerConnection, body: messages.CommandScalableTopicSubscribe, wanted: Wanted) -> None:
+    """A consumer of another broker's client left while nobody led the topic."""
+    if wanted.number is not None:
+        controller = await connection.service.scalable.lead(wanted.topic)
+        await controller.forget_consumer(wanted.subscription, wanted.consumer_name, wanted.number)
+    reply = messages.CommandScalableTopicSubscribeResponse(request_id=body.request_id)
+    connection.link.write(encode(CommandType.SCALABLE_TOPIC_SUBSCRIBE_RESPONSE, reply))
 
 
 def _wanted(connection: BrokerConnection, body: messages.CommandScalableTopicSubscribe) -> Wanted:
@@ -209,6 +226,8 @@ def _wanted(connection: BrokerConnection, body: messages.CommandScalableTopicSub
         kind=ScalableConsumerType(body.consumer_type),
         initial="latest" if is_latest else "earliest",
         is_relayed=body.is_relayed,
+        says_goodbye=body.says_goodbye if body.is_relayed else connection.link.is_braid,
+        number=number_of(body) if body.is_relayed else None,
     )
 
 

@@ -18,6 +18,7 @@ from braid.model.names import TopicName
 from braid.runtime.network import Listener
 from braid.runtime.tasks import Tasks
 from braid.scalable.api import SegmentOps
+from braid.testing.sim.history import History
 from braid.testing.sim.loop import Node
 from braid.testing.sim.network import Fabric
 
@@ -25,6 +26,8 @@ T = TypeVar("T")
 Work = Callable[[BrokerService], Awaitable[Any]]
 PORT = 8080
 MAX_HOPS = 5
+LEADERS_ONLY = ("create", "terminate", "delete")
+"""Calls that an owner does for the topic's leader and for nobody else."""
 SECONDS = 20.0
 """A caller's patience."""
 
@@ -37,6 +40,8 @@ class Calls:
         self._numbers = 0
         self._works: dict[int, Work] = {}  # of requests that may still arrive, if late
         self._answers: dict[int, tuple[Any, BaseException | None] | None] = {}  # of calls that somebody waits for
+        self.ambush: Callable[[Node, str], None] | None = None
+        """A fault that waits for the next thing a leader asks of another broker; told who asks whom."""
 
     async def call(self, node: Node, host: str, work: Callable[[BrokerService], Awaitable[T]], seconds: float = SECONDS) -> T:
         """Let a broker do `work` for a node. Raises what the work raises, ConnectFailed, and ConnectionLost or DeadlineExceeded
@@ -170,6 +175,9 @@ class FarSegments:
                         return found.broker
                     return await getattr(service.local_segments, name)(segment, *args, **options)
 
+                if (ambush := self._calls.ambush) is not None and name in LEADERS_ONLY:
+                    self._calls.ambush = None
+                    ambush(self._node, host)
                 answer = await self._calls.call(self._node, host, there)
                 if not isinstance(answer, BrokerInfo):
                     return answer
@@ -177,3 +185,20 @@ class FarSegments:
             raise NotReady("The owner changes while brokers send this call on; try again in a moment.")
 
         return far
+
+
+def note_calls(segments: Any, history: History, node: Node) -> None:
+    """Write down what this owner does for leaders, with their terms."""
+
+    def noted(what: str, honest: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def call(segment: TopicName, **options: Any) -> Any:
+            value, epoch = [str(segment.scalable), str(segment), what], options["epoch"]
+            number = history.invoke(node.name, "segment-call", value, epoch=epoch)
+            result = await honest(segment, **options)
+            history.add(node.name, "ok", "segment-call", value, number=number, epoch=epoch)
+            return result
+
+        return call
+
+    for what in LEADERS_ONLY:
+        setattr(segments, what, noted(what, getattr(segments, what)))

@@ -17,6 +17,8 @@ Segments = Mapping[str, Sequence[Any]]
 """By id: first hash, last hash, state, ids of parents, ids of children."""
 START, END, STATE, PARENTS, CHILDREN = range(5)
 ACTIVE = "ACTIVE"
+SPARE_LANES = 6
+"""Besides those to segments: sessions that use the same numbers, and inquiries about sealed segments."""
 
 
 def dag(events: Sequence[Event]) -> list[Violation]:
@@ -121,6 +123,35 @@ def leader_terms(events: Sequence[Event]) -> list[Violation]:
     return found
 
 
+def stale_calls(events: Sequence[Event]) -> list[Violation]:
+    """C13: no owner of a segment does what a leader asks for whose successor had claimed the topic before.
+
+    `segment-call` [topic, segment, what] with the caller's term as `epoch`; `ok` means that it was done."""
+    highest: dict[str, tuple[int, float]] = {}
+    begun: dict[int, tuple[int, float]] = {}
+    found = []
+    for event in events:
+        if event.op == "layout":
+            name, term = event.value["topic"], event.value["leader"]
+            if term > highest.get(name, (-1, 0.0))[0]:
+                highest[name] = (term, event.t)
+        elif event.op == "topic-gone":
+            highest.pop(event.value, None)
+        elif event.op == "segment-call":
+            topic, segment, what = event.value
+            if event.kind == "invoke":
+                begun[event.number] = highest.get(topic, (-1, 0.0))
+            elif event.kind == "ok" and (claimed := begun.pop(event.number))[0] > event.epoch:
+                found.append(
+                    Violation(
+                        "C13",
+                        f"{event.proc} did the {what} of {segment} at {event.t} for a leader of term {event.epoch}; "
+                        f"{claimed[0]} had claimed {topic} at {claimed[1]}",
+                    )
+                )
+    return found
+
+
 def intent_first(events: Sequence[Event]) -> list[Violation]:
     """INV6 and INV7, reported as C11: no segment topic appears or is sealed before the record of its topic names it, and a
     layout shows a segment as sealed only after its topic is."""
@@ -190,6 +221,40 @@ def drained_first(events: Sequence[Event], *, ordered: Iterable[str]) -> list[Vi
                 for ancestor in _ancestors(parents, event.value[0], event.segment):
                     state.closed.setdefault(ancestor, (event.segment, event.t))
     return found
+
+
+def handed_over(events: Sequence[Event], *, ordered: Iterable[str]) -> list[Violation]:
+    """C3 in peace: until the first fault, a message comes to another consumer of its subscription only if the one before had
+    left; a segment that is taken away is first acknowledged as far as it was handed out."""
+    wanted = set(ordered)
+    holder: dict[tuple[str, str, tuple[Any, ...]], tuple[str, float]] = {}
+    left: dict[str, float] = {}
+    found = []
+    for event in events:
+        if event.op == "fault":
+            break
+        if event.op == "leave":
+            left[event.proc] = event.t
+        elif event.op == "deliver" and event.value[1] in wanted:
+            message = (event.value[0], event.value[1], tuple(event.value[2:5]))
+            proc, moment = holder.setdefault(message, (event.proc, event.t))
+            if left.get(proc, -1.0) < moment and (proc, moment) != (event.proc, event.t):
+                found.append(
+                    Violation("C3", f"{message} came to {proc} at {moment} and again, to {event.proc}, at {event.t}, in peace")
+                )
+            holder[message] = (event.proc, event.t)
+    return found
+
+
+def lanes_bounded(events: Sequence[Event]) -> list[Violation]:
+    """C19: a producer makes no more lanes than its topic ever had segments; `lanes` [topic, producer, made, segments]."""
+    return [
+        Violation(
+            "C19", f"{event.value[1]} made {event.value[2]} lanes to {event.value[0]}, which had {event.value[3]} segments"
+        )
+        for event in events
+        if event.op == "lanes" and event.value[2] > 2 * event.value[3] + SPARE_LANES
+    ]
 
 
 class _Barrier:

@@ -15,9 +15,9 @@ import msgspec
 from braid.errors import BraidError, Closed
 from braid.model.names import TopicName
 from braid.runtime.env import Random
-from braid.testing.sim.layouts import is_controller
+from braid.testing.sim.layouts import is_controller, topic_records
 from braid.testing.sim.loop import Node
-from braid.testing.sim.world import PORT, SESSION_SECONDS, World
+from braid.testing.sim.world import PORT, SESSION_SECONDS, Broker, World
 
 NETWORK = ("reset", "half-open", "partition", "clog")
 PROCESS = ("kill", "pause", "expire")
@@ -25,7 +25,7 @@ STORAGE = ("power-cut", "disk-stall", "disk-full", "disk-error", "sync-error")
 STORE = ("store-refuses", "store-unknown", "store-conflict", "store-slow", "watch-loss", "watch-lag")
 CLIENTS = ("client-crash",)
 ALLOCATOR = ("low-ledger-id",)
-LEADERS = ("kill-leader", "pause-leader", "expire-leader", "part-brokers", "clog-brokers")
+LEADERS = ("kill-leader", "pause-leader", "expire-leader", "late-call", "part-brokers", "clog-brokers")
 """Faults that aim at the leaders of scalable topics and at what brokers ask of each other."""
 OWNERSHIP = ("unload", "drain", "usurp")
 
@@ -75,6 +75,7 @@ class Nemesis:
             "kill-leader": lambda: self._kill(self._leader()),
             "pause-leader": lambda: self._pause(self._rng.uniform(0.2, 6.0), self._leader()),
             "expire-leader": lambda: self._pause(SESSION_SECONDS * self._rng.uniform(1.05, 1.6), self._leader()),
+            "late-call": self._late_call,
             "part-brokers": lambda: self._partition(self._brokers()),
             "clog-brokers": lambda: self._clog(self._brokers()),
             "low-ledger-id": self._low_id,
@@ -164,7 +165,7 @@ class Nemesis:
         if not leading:
             return self._broker()
         host = str(msgspec.json.decode(self._rng.choice(leading))).partition(":")[0]
-        return next(broker.number for broker in self._world.brokers if broker.node.name == host)
+        return next((broker.number for broker in self._world.brokers if broker.node.name == host), 0)
 
     async def _kill(self, chosen: int | None = None) -> None:
         number = self._broker() if chosen is None else chosen
@@ -174,6 +175,41 @@ class Nemesis:
         await asyncio.sleep(self._rng.uniform(0.0, 3.0))
         if self._world.brokers[number].node.is_dead and not self._world.is_rebooting:
             await self._world.restart(number)
+
+    async def _late_call(self) -> None:
+        """What a leader asks of another broker is held up there until the leader has died and has a successor."""
+        world = self._world
+        caught: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+
+        def ambush(caller: Node, host: str) -> None:
+            if not caught.done():
+                self._find(host).node.is_paused = True
+                caught.set_result((caller.name, host))
+
+        world.calls.ambush = ambush
+        await asyncio.wait([caught], timeout=self._rng.uniform(2.0, 6.0))
+        world.calls.ambush = None
+        if not caught.done():
+            return
+        leader, callee = map(self._find, caught.result())
+        self._note("late-call", leader.number, callee.number)
+        await asyncio.sleep(self._rng.uniform(0.1, 0.5))  # the request is there, unread
+        terms = self._terms()
+        world.kill(leader.number)
+        until = world.loop.time() + SESSION_SECONDS * 0.9  # then the callee would lose what it owns
+        await asyncio.sleep(0.2)
+        if not world.is_rebooting:
+            await world.restart(leader.number)
+        while self._terms() <= terms and world.loop.time() < until:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.1)
+        world.resume_node(callee.node)
+
+    def _terms(self) -> int:
+        """Of all leaders of scalable topics together: grows with each one that takes over."""
+        return sum(record.leader_epoch for record in topic_records(self._world.engine.tables.rows).values())
+
+    def _find(self, host: str) -> Broker:
+        return next(broker for broker in self._world.brokers if broker.node.name == host)
 
     def _pause(self, seconds: float, chosen: int | None = None) -> None:
         node = self._rng.choice(self._pausable()) if chosen is None else self._world.brokers[chosen].node

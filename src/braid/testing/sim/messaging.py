@@ -53,6 +53,8 @@ class Messaging:
         self.topics = [f"persistent://public/default/topic-{number}" for number in range(rng.choice((1, 2)))]
         self.seconds = rng.uniform(8.0, 40.0)
         """How long things break."""
+        self.peace = 0.0
+        """How long everything works before."""
         self.possible: tuple[str, ...] = FAULTS
         self.processes: list[Process] = []
         self.nemesis: faults.Nemesis | None = None
@@ -88,6 +90,7 @@ class Messaging:
         )
         for process in self.processes:
             process.start()
+        await asyncio.sleep(self.peace)
         await self.nemesis.run(self.seconds)
         await self.nemesis.heal()
         await self.finish()

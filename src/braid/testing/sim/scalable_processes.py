@@ -63,11 +63,13 @@ class LaneProducer(Process):
                 if error is not None and not isinstance(error, BraidError):
                     raise error
                 failure = failure or error
-            if failure is None and pending and self._rng.random() < 0.05:
+            if failure is None and pending and self._rng.random() < 0.15:
                 await self._flush(producer, pending)
         if failure is not None:
             raise failure
         await producer.close()
+        record = topic_records(self.world.engine.tables.rows)[self.topic]
+        self.note("info", "lanes", [self.topic, self.name, client.new_id(), record.next_segment_id])
         self.is_done = True
 
     def _send(self, producer: Any, sequence: int) -> asyncio.Future[Any]:

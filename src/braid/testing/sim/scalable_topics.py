@@ -53,6 +53,7 @@ class ScalableMessaging(Messaging):
         self.topics = [f"topic://public/default/scalable-{number}" for number in range(rng.choice((1, 1, 2)))]
         self.possible = (*FAULTS, *faults.LEADERS)
         self.seconds = rng.uniform(8.0, 25.0)
+        self.peace = rng.choice((0.0, 2.0, 4.0))
         self.churn: Churn
 
     async def prepare(self) -> None:
@@ -107,7 +108,7 @@ class ScalableMessaging(Messaging):
                         subscription,
                         Random(self.rng.random()),
                         leaves=leaves,
-                        every=self.rng.choice((1, 5)),
+                        every=self.rng.choice((1, 5, 5)),
                     )
                 )
 
@@ -120,6 +121,7 @@ class ScalableMessaging(Messaging):
         if not await self.on_node(KEEPER, self._audit_all):
             return False
         await self._quiet()
+        await self._note_clients()
         return True
 
     async def _audit_all(self, client: Client) -> None:
@@ -160,6 +162,23 @@ class ScalableMessaging(Messaging):
                 return
             await asyncio.sleep(1.0)
 
+    async def _note_clients(self) -> None:
+        """All clients are closed: soon no broker knows any of them. A link that is half open is noticed after a while."""
+        for _second in range(30):
+            await asyncio.sleep(1.0)
+            if not any(self._clients_left().values()):
+                break
+        self.history.add("world", "info", "left", self._clients_left())
+
+    def _clients_left(self) -> dict[str, int]:
+        services = [broker.service for broker in self.world.brokers]
+        topics = [topic for service in services for topic in service.topics.values()]
+        return {
+            "layout sessions": sum(service.dag_watches.session_count for service in services),
+            "producers": sum(len(topic.producers) for topic in topics),
+            "consumers": sum(len(each.consumers) for topic in topics for each in topic.subscriptions.values()),
+        }
+
     def left_over(self) -> dict[str, int]:
         found = outside(self.world.engine.tables.rows)
         for what, names in found.items():
@@ -179,6 +198,9 @@ class ScalableMessaging(Messaging):
             *dag_checkers.dag(events),
             *dag_checkers.intent_first(events),
             *dag_checkers.leader_terms(events),
+            *dag_checkers.stale_calls(events),
+            *dag_checkers.handed_over(events, ordered=ordered),
+            *dag_checkers.lanes_bounded(events),
             *dag_checkers.checkpoints(events),
             *checkers.single_writer(events),
             *checkers.terms_grow(events),
@@ -242,12 +264,12 @@ class Checkpoints(ScalableMessaging):
         admin = Administrator(self.world, "successor", Random(self.rng.random()))
         admin.node = NODE.get()
         await admin.delete(topic)
-        await admin.create(topic, 2)
+        await admin.create(topic, 4)
         incarnation = topic_records(self.world.engine.tables.rows)[str(name)].incarnation
         async with client.producer(topic, name="late") as producer:
             for number in range(5):
                 await producer.send(b"again", key=f"k{number}")
-        for base, data in self.snapshots.taken[-3:]:
+        for base, data in [*self.snapshots.taken[:3], *self.snapshots.taken[-3:]]:
             reader = f"successor/{base}"
             try:
                 consumer = await client.checkpoint_consumer(topic, start=Checkpoint.from_bytes(data))
@@ -275,7 +297,7 @@ class LayoutChurn(ScalableMessaging):
     def add_processes(self) -> None:
         rng, topic = self.rng, self.topics[0]
         self.add_producers()
-        self.add_streams(ORDERED, "c", rng.choice((1, 2, 3)), leaves=rng.choice((0.0, 0.05)))
+        self.add_streams(ORDERED, "c", rng.choice((1, 2, 3)), leaves=rng.choice((0.0, 0.05, 0.15)))
         self.add_streams(SOUGHT, "s", rng.choice((1, 2)))
         if not self.is_kept:
             self.processes.append(StreamProcess(self.world, "k", topic, KEEPER, Random(rng.random()), every=3))

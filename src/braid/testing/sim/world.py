@@ -28,7 +28,7 @@ from braid.metadata.api import MetadataStore
 from braid.runtime.env import Random, Runtime
 from braid.scalable.config import ScalableConfig
 from braid.testing.files import ForgetfulFiles
-from braid.testing.sim.calls import Calls, CallServer
+from braid.testing.sim.calls import Calls, CallServer, note_calls
 from braid.testing.sim.history import History
 from braid.testing.sim.loop import START, WORLD, Node, SimLoop, on
 from braid.testing.sim.network import Fabric
@@ -251,6 +251,7 @@ class World:
         broker.service = BrokerService(
             runtime, config, metadata, logs, SchemaStorage(runtime, metadata, SingleStore(broker.ledgers)), scalable=SCALABLE
         )
+        note_calls(broker.service.local_segments, self.history, broker.node)
         broker.service.remote_segments = self.calls.segments(broker.node)
         broker.server = BrokerServer(broker.service)
         broker.calls = await self.calls.serve(broker.node, name, broker.service)

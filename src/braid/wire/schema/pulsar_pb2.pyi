@@ -1366,7 +1366,7 @@ class ScalableConsumerAssignment(_message.Message):
     def __init__(self, layout_epoch: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[ScalableAssignedSegment, _Mapping]]] = ...) -> None: ...
 
 class CommandScalableTopicSubscribe(_message.Message):
-    __slots__ = ("request_id", "topic", "subscription", "consumer_name", "consumer_id", "consumer_type", "initial_position", "is_relayed")
+    __slots__ = ("request_id", "topic", "subscription", "consumer_name", "consumer_id", "consumer_type", "initial_position", "is_relayed", "registration_epoch", "registration_number", "says_goodbye", "is_leaving")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -1375,6 +1375,10 @@ class CommandScalableTopicSubscribe(_message.Message):
     CONSUMER_TYPE_FIELD_NUMBER: _ClassVar[int]
     INITIAL_POSITION_FIELD_NUMBER: _ClassVar[int]
     IS_RELAYED_FIELD_NUMBER: _ClassVar[int]
+    REGISTRATION_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REGISTRATION_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SAYS_GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    IS_LEAVING_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     topic: str
     subscription: str
@@ -1383,19 +1387,27 @@ class CommandScalableTopicSubscribe(_message.Message):
     consumer_type: ScalableConsumerType
     initial_position: CommandSubscribe.InitialPosition
     is_relayed: bool
-    def __init__(self, request_id: _Optional[int] = ..., topic: _Optional[str] = ..., subscription: _Optional[str] = ..., consumer_name: _Optional[str] = ..., consumer_id: _Optional[int] = ..., consumer_type: _Optional[_Union[ScalableConsumerType, str]] = ..., initial_position: _Optional[_Union[CommandSubscribe.InitialPosition, str]] = ..., is_relayed: _Optional[bool] = ...) -> None: ...
+    registration_epoch: int
+    registration_number: int
+    says_goodbye: bool
+    is_leaving: bool
+    def __init__(self, request_id: _Optional[int] = ..., topic: _Optional[str] = ..., subscription: _Optional[str] = ..., consumer_name: _Optional[str] = ..., consumer_id: _Optional[int] = ..., consumer_type: _Optional[_Union[ScalableConsumerType, str]] = ..., initial_position: _Optional[_Union[CommandSubscribe.InitialPosition, str]] = ..., is_relayed: _Optional[bool] = ..., registration_epoch: _Optional[int] = ..., registration_number: _Optional[int] = ..., says_goodbye: _Optional[bool] = ..., is_leaving: _Optional[bool] = ...) -> None: ...
 
 class CommandScalableTopicSubscribeResponse(_message.Message):
-    __slots__ = ("request_id", "error", "message", "assignment")
+    __slots__ = ("request_id", "error", "message", "assignment", "registration_epoch", "registration_number")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    REGISTRATION_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REGISTRATION_NUMBER_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     error: ServerError
     message: str
     assignment: ScalableConsumerAssignment
-    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., assignment: _Optional[_Union[ScalableConsumerAssignment, _Mapping]] = ...) -> None: ...
+    registration_epoch: int
+    registration_number: int
+    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., assignment: _Optional[_Union[ScalableConsumerAssignment, _Mapping]] = ..., registration_epoch: _Optional[int] = ..., registration_number: _Optional[int] = ...) -> None: ...
 
 class CommandScalableTopicAssignmentUpdate(_message.Message):
     __slots__ = ("consumer_id", "assignment")

@@ -1,0 +1,70 @@
+"""What a consumer and its lanes agree on: `LaneOwner`, who gets a lane's messages, `LaneOptions`, how a lane subscribes, and
+how messages are named on the wire. Holds no state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from braid.client.messages import Message, MessageId
+from braid.client.values import BYTES, Codec
+from braid.errors import BraidError
+from braid.model.ackset import acknowledged_up_to, to_words
+from braid.wire import messages as pb
+from braid.wire.commands import unsigned64
+from braid.wire.types import InitialPosition, SubType
+
+if TYPE_CHECKING:
+    from braid.client.topic_consumer import TopicConsumer
+
+
+class LaneOwner(Protocol):
+    """Who gets a lane's messages."""
+
+    def put(self, lane: TopicConsumer, messages: list[Message], /) -> None:
+        """New messages; each is to be reported to the lane as `consumed` when it leaves the owner's queue."""
+
+    def drop_queued(self, lane: TopicConsumer, /) -> None:
+        """Forget what was received and not handed out yet: it comes again."""
+
+    def window(self) -> int:
+        """How many messages a lane may have received ahead."""
+        ...
+
+    def lane_ended(self, lane: TopicConsumer, /) -> None:
+        """The topic was terminated and the subscription has acknowledged everything in it."""
+
+    def lane_failed(self, lane: TopicConsumer, error: BraidError, /) -> None:
+        """The lane is of no more use: it was closed, or the broker refuses it for good."""
+
+
+class LaneOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a lane subscribes."""
+
+    subscription: str
+    sub_type: SubType
+    name: str
+    initial: InitialPosition = InitialPosition.LATEST
+    is_durable: bool = True
+    codec: Codec = BYTES
+    partition: int = -1
+    segment_id: int = -1
+    shown_topic: str | None = None
+    """Topic named in messages, if it is not the lane's own."""
+
+
+def message_id_data(position: tuple[int, int], mask: int) -> pb.MessageIdData:
+    """An entry (ledger id, entry id) on the wire; `mask` says which messages of its batch are still open."""
+    found = pb.MessageIdData(ledgerId=unsigned64(position[0]), entryId=unsigned64(position[1]))
+    if mask:
+        found.ack_set.extend(to_words(mask))
+    return found
+
+
+def up_to_data(message_id: MessageId) -> pb.MessageIdData:
+    """A message on the wire, as the last one that is acknowledged."""
+    mask = 0
+    if message_id.batch_index >= 0:
+        mask = acknowledged_up_to(message_id.batch_size, message_id.batch_index)
+    return message_id_data((message_id.ledger_id, message_id.entry_id), mask)

@@ -1,0 +1,68 @@
+"""What a leader looks after while nothing is asked of it (INV15): active segments are there, can be written and have the
+cursors of every subscription; cursors that belong to no subscription go.
+
+A missing topic is made anew (L-06), a missing cursor is made, and an active segment whose log was terminated without an
+operation is replaced (L-04), because nobody could ever write to its range again. Runs as an operation of the topic, so no
+layout changes meanwhile; each repair can be repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from braid.errors import TopicNotFound
+from braid.model.segments import SegmentInfo
+from braid.runtime.plans import step
+from braid.scalable.draining import initial_for
+from braid.scalable.plans import Notify, TopicWork, each
+from braid.scalable.plans_layout import replace
+
+log = logging.getLogger(__name__)
+
+
+async def look_after(work: TopicWork, notify: Notify) -> list[int]:
+    """Repair what is wrong; returns the ids of segments that were made anew or replaced."""
+    await work.remove_foreign_subscriptions()
+    needed = await work.cursors()
+
+    async def look(segment: SegmentInfo) -> tuple[int, bool] | None:
+        """The segment's id if it had to be made, or (True) must be replaced."""
+        name = work.name(segment)
+        try:
+            stats = await work.segments.stats(name)
+        except TopicNotFound:
+            async with step("heal:create"):
+                await work.create(segment, needed)
+            log.warning("the topic of %s was missing and was made anew; what was in it is lost", name)
+            return segment.segment_id, False
+        for subscription in sorted(needed.keys() - stats.backlog.keys()):
+            record = needed[subscription]
+            initial = "earliest" if record is None else initial_for(record, segment)
+            log.info("subscription %s had no cursor on %s and gets one (%s)", subscription, name, initial)
+            async with step("heal:cursor"):
+                await work.create_cursor(segment, subscription, initial)
+        await remove_strays(work, segment, stats.backlog)
+        return (segment.segment_id, True) if stats.is_terminated else None
+
+    found = [item for item in await each(work.layout.active_in_order, look) if item is not None]
+    repaired = [number for number, _is_terminated in found]
+    for number, is_terminated in found:
+        if is_terminated and number in work.layout.active_segments:
+            log.warning("segment %d of %s was terminated although it is active; it is replaced", number, work.topic)
+            await replace(work, number, notify)
+    return repaired
+
+
+async def remove_strays(work: TopicWork, segment: SegmentInfo, cursors: Iterable[str]) -> bool:
+    """Remove the cursors of deleted subscriptions: those seen without a record twice. A consumer's attachment puts the record
+    before the cursor, so nobody needs them. Returns whether there are none left."""
+    stray = {name for name in cursors if name not in work.known and not await work.has_record(name)}
+    seen_before = work.strays.get(segment.segment_id, set())
+    work.strays[segment.segment_id] = stray - seen_before
+    for name in sorted(stray & seen_before):
+        if not await work.has_record(name):
+            log.info("the cursor of %s on %s belongs to no subscription and is removed", name, work.name(segment))
+            async with step("heal:remove-cursor"):
+                await work.delete_cursor(segment, name)
+    return not work.strays[segment.segment_id]

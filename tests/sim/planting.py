@@ -1,0 +1,33 @@
+"""What a planted bug is made of: patches of functions, most of them the product's own source with a piece exchanged."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+Patch = tuple[Any, str, Any]
+"""Class or module, attribute, and what stands there instead."""
+
+
+class Plant(NamedTuple):
+    """A bug, where it shows, and which checkers may catch it."""
+
+    title: str
+    workload: str
+    seed: int
+    """A seed that catches it."""
+    checkers: tuple[str, ...]
+    apply: Callable[[], list[Patch]]
+
+
+def changed(owner: Any, name: str, old: str, new: str, **names: Any) -> list[Patch]:
+    """A method or function with one piece of its source exchanged."""
+    function = getattr(owner, name)
+    source = textwrap.dedent(inspect.getsource(function))
+    if source.count(old) != 1:
+        raise AssertionError(f"cannot plant: {owner.__name__}.{name} does not contain {old!r} once")
+    scope = dict(function.__globals__, **names)
+    exec(compile("from __future__ import annotations\n" + source.replace(old, new), f"<planted {name}>", "exec"), scope)
+    return [(owner, name, scope[name])]
