@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from braid.broker.ownership import BundleUnloading, OwnedElsewhere
 from braid.broker.rates import bytes_out, messages_out
+from braid.broker.subscription import Subscription
 from braid.broker.topic import Topic
 from braid.broker.topic_records import INCARNATION
-from braid.errors import NotAllowed, NotReady, PreconditionFailed, SubscriptionNotFound, TopicNotFound
+from braid.errors import BraidError, NotAllowed, NotReady, PreconditionFailed, SubscriptionNotFound, TopicNotFound
 from braid.metadata.claims import StaleLeader
 from braid.model.names import TopicName, is_reserved_subscription
 from braid.model.positions import EARLIEST, LATEST
@@ -129,7 +130,18 @@ class LocalSegments:
 
     async def subscriptions(self, segment: TopicName) -> list[str]:
         topic = await self._service.topic(segment, create=False)
-        return sorted(name for name, each in topic.subscriptions.items() if each.is_durable)
+        durable = {name: each for name, each in topic.subscriptions.items() if each.is_durable}
+        if topic.log.is_terminated:
+            # Asked at the end of a split or merge: when that is answered, what was acknowledged before outlives a crash.
+            for each in list(durable.values()):
+                await self._save(each)
+        return sorted(durable)
+
+    async def _save(self, subscription: Subscription) -> None:
+        try:
+            await subscription.cursor.flush()
+        except BraidError as error:
+            log.info("the acknowledgments of %s are not saved yet: %s", subscription.name, error)
 
     async def create_subscription(
         self, segment: TopicName, subscription: str, initial: Initial, *, epoch: int, incarnation: str, operation: str = ""

@@ -211,6 +211,8 @@ class Subscription:
         if consumer is not None:
             consumer.last_acked_ms = self.topic.clock.now_ms()
         if self.topic.log.is_terminated:
+            # No later acknowledgment will cover one that a crash takes, and some clients do not send one again.
+            self.cursor.save_soon()
             self.caught_up()
 
     async def seek(self, position: Position, ack_set: int | None = None) -> None:

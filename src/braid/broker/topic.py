@@ -481,6 +481,7 @@ class Topic:
             else:
                 self.disconnect_producer(producer)
         for subscription in list(self.subscriptions.values()):
+            subscription.cursor.save_soon()  # the last acknowledgments may be there already
             subscription.pump()
         return position
 

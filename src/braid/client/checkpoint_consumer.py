@@ -13,8 +13,9 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from braid.client.checkpoints import END, AtTime, Checkpoint, Place, check_fits
+from braid.client.checkpoints import END, AtTime, Checkpoint, Place, check_fits, missing, understood_start
 from braid.client.consumer_lanes import LaneOptions, message_id_data
+from braid.client.consumer_origin import checked_name, checked_text
 from braid.client.consumer_segments import OrderedLane, SegmentsConsumer
 from braid.client.consumer_session import Assignment, ConsumerSession
 from braid.client.messages import EARLIEST, LATEST, Message, MessageId
@@ -24,7 +25,6 @@ from braid.errors import (
     CheckpointInvalid,
     CheckpointOutdated,
     Closed,
-    InvalidArgument,
     NotFound,
     NotReady,
 )
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from braid.client.consumer_lanes import LaneOwner
 
 log = logging.getLogger(__name__)
-Start = MessageId | Checkpoint | datetime.datetime | int
-"""EARLIEST, LATEST, a checkpoint, or a time (in milliseconds since the epoch, or aware)."""
+Start = MessageId | Checkpoint | bytes | datetime.datetime | int
+"""EARLIEST, LATEST, a checkpoint (also as its bytes), or a time (in milliseconds since the epoch, or aware)."""
 
 
 class ReaderLane(OrderedLane):
@@ -100,12 +100,15 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
         name: str | None = None,
         schema: Any = None,
     ) -> None:
-        super().__init__(client, topic, schema)
-        self.group = group
-        self.name = name or f"checkpoint-{client.runtime.token(10)}"
-        self._start = _understood(start)
+        super().__init__(client, topic, checked_name("name", name, f"checkpoint-{client.runtime.token(10)}"), schema)
+        self.group = None if group is None else checked_text("group", group)
+        self._start = understood_start(start)
         self._places: dict[int, Place] = {}
         """Every segment of the layout (of the group's share, in a group) and how far it was received."""
+        self._next_segment = 0
+        """Segments from this id on were not seen yet."""
+        self._left_at: dict[int, int] = {}
+        """In a group: segments taken away unread by an assignment of a layout (its epoch) not known here yet."""
         self._assigned: Mapping[int, str] = {}
         self._session: ConsumerSession | None = None
         if group is not None:
@@ -125,7 +128,8 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
         await self._wait_for_layout()
         layout = self.layouts.layout
         if isinstance(self._start, Checkpoint):
-            check_fits(self._start, str(self.layouts.resolved), self.layouts.incarnation, layout)
+            check_fits(self._start, str(self.layouts.resolved), self.layouts.incarnation, layout, is_whole=self.group is None)
+        self._next_segment = layout.next_segment_id
         for segment_id in layout.all_segments:
             self._places[segment_id] = self._place_of(segment_id, layout, is_new=False)
         self.layouts.listen(self._follow, self._layout_failed)
@@ -175,7 +179,7 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
 
     def put(self, lane: TopicConsumer, messages: list[Message]) -> None:
         assert isinstance(lane, ReaderLane)
-        if self.is_closed or self._lanes.get(lane.segment_id) is not lane:
+        if self.is_closed or self.failure is not None or self._lanes.get(lane.segment_id) is not lane:
             return
         if fresh := lane.sift(messages):
             self._queue.put(lane, fresh)
@@ -193,13 +197,7 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
         if not isinstance(error, NotFound):
             self.fail(error)
         elif self.layouts.failure is None:
-            if self._session is None:
-                self._vanished(lane.segment_id)
-            else:
-                log.warning("segment %d of %s was removed before it was read to its end", lane.segment_id, self.topic)
-                self._queue.drop(lane)
-                self._places[lane.segment_id] = END
-                self._remove(lane)
+            self._vanished(lane.segment_id)
 
     # Which segments are read.
 
@@ -210,6 +208,11 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
         if self._session is None:
             for segment_id in [each for each in self._places if each not in layout.all_segments]:
                 self._vanished(segment_id)
+            for segment_id in missing(layout, self._next_segment):
+                self._fail_outdated(segment_id)  # came and went while no layout arrived
+            self._next_segment = max(self._next_segment, layout.next_segment_id)
+            if self.failure is not None:
+                return  # nothing may be begun: it could be what follows a gap
             for segment_id in layout.all_segments:
                 if segment_id not in self._places:
                     self._places[segment_id] = self._place_of(segment_id, layout, is_new=True)
@@ -219,12 +222,27 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
                     self._add(segment_id, str(physical_name(self.layouts.resolved, info)))
                 elif lane is not None and info.is_sealed:
                     self._ask_for_end(lane)
+        else:
+            self._check_shared(layout)
         self._queue.wake()
 
     def _may_begin(self, segment_id: int, layout: SegmentLayout) -> bool:
         if self._places[segment_id] is END:
             return False
+        # A lane whose segment is not in the layout any more may be an ancestor: layouts do not say so after its removal.
+        if any(each < segment_id and each not in layout.all_segments for each in self._lanes):
+            return False
         return all(self._places[ancestor] is END for ancestor in layout.ancestors(segment_id))
+
+    def _check_shared(self, layout: SegmentLayout) -> None:
+        """In a group: what this member was reading must not have been removed unread."""
+        for segment_id in [each for each in self._lanes if each not in layout.all_segments]:
+            self._vanished(segment_id)
+        for segment_id, epoch in list(self._left_at.items()):
+            if epoch <= layout.epoch:
+                del self._left_at[segment_id]
+                if segment_id not in layout.all_segments:
+                    self._fail_outdated(segment_id)
 
     def _assign(self, assignment: Assignment) -> None:
         if self.is_closed or self.failure is not None:
@@ -232,6 +250,8 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
         self._assigned = assignment.topics
         for segment_id, lane in list(self._lanes.items()):
             if segment_id not in self._assigned:
+                if not (lane.is_exhausted and not self._queue.count(lane)):  # else it was read to its end
+                    self._left_at[segment_id] = assignment.layout_epoch
                 self._queue.drop(lane)
                 self._places[segment_id] = self._place_now(segment_id, self._places[segment_id])
                 self._remove(lane)
@@ -240,6 +260,7 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
                 self._places[segment_id] = self._place_of(segment_id, self.layouts.layout, is_new=True)
             if segment_id not in self._lanes and self._places[segment_id] is not END:
                 self._add(segment_id, topic)
+        self._check_shared(self.layouts.layout)
         self._queue.wake()
 
     def _place_of(self, segment_id: int, layout: SegmentLayout, *, is_new: bool) -> Place:
@@ -277,6 +298,7 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
             partition=self._partition_of(topic),
             segment_id=segment_id,
             shown_topic=self.topic,
+            origin=self._origin,
         )
         lane = self._lanes[segment_id] = ReaderLane(self.client, self, topic, options, place)
         lane.open_soon()
@@ -306,12 +328,19 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
             lane.is_ended = True
             self._finish_if_read(lane)
         else:
-            self.fail(
-                CheckpointOutdated(
-                    f"Retention has removed segment {segment_id} of {self.topic} before it was read to its end; start from "
-                    "EARLIEST, and keep data longer if that must not happen."
-                )
+            self._fail_outdated(segment_id)
+
+    def _fail_outdated(self, segment_id: int) -> None:
+        """Data is missing: what was received from before the gap can still be handed out, nothing that may come after it."""
+        self.fail(
+            CheckpointOutdated(
+                f"Retention has removed segment {segment_id} of {self.topic} before it was read to its end; start from "
+                "EARLIEST, and keep data longer if that must not happen."
             )
+        )
+        for lane in self._lanes.values():
+            if lane.segment_id > segment_id:  # descendants have higher ids
+                self._queue.drop(lane)
 
     def _remove(self, lane: ReaderLane) -> None:
         del self._lanes[lane.segment_id]
@@ -360,18 +389,3 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
         self._queue.clear()
         for lane in list(self._lanes.values()):
             self._remove(lane)
-
-
-def _understood(start: object) -> MessageId | Checkpoint | AtTime:
-    """The start given by an application; raises InvalidArgument."""
-    if isinstance(start, Checkpoint) or start in (EARLIEST, LATEST):
-        return start
-    if isinstance(start, datetime.datetime):
-        if start.tzinfo is None:
-            raise InvalidArgument(f"start={start} has no time zone; give one, such as datetime.now(UTC), or milliseconds.")
-        return AtTime(int(start.timestamp() * 1000))
-    if isinstance(start, int) and not isinstance(start, bool) and 0 <= start < 1 << 62:
-        return AtTime(start)
-    raise InvalidArgument(
-        f"start={start!r} cannot be used; give EARLIEST, LATEST, a Checkpoint, an aware datetime or milliseconds since 1970."
-    )

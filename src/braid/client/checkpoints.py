@@ -7,6 +7,7 @@ Whether a checkpoint still fits its topic is decided when it is used (`check_fit
 
 from __future__ import annotations
 
+import datetime
 import struct
 from collections.abc import Mapping
 from enum import Enum
@@ -16,7 +17,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from braid.client.messages import EARLIEST, LATEST, MessageId
-from braid.errors import CheckpointInvalid, CheckpointOutdated
+from braid.errors import CheckpointInvalid, CheckpointOutdated, InvalidArgument
 from braid.model.layout import SegmentLayout
 from braid.wire import messages as pb
 from braid.wire.checksum import crc32c
@@ -72,6 +73,11 @@ class Checkpoint(msgspec.Struct, frozen=True):
     @classmethod
     def from_bytes(cls, data: bytes) -> Checkpoint:
         """Read what `to_bytes` wrote, or a checkpoint of Pulsar's Java client. Raises CheckpointInvalid."""
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise InvalidArgument(
+                f"A checkpoint is read from bytes, not from {type(data).__name__}; give what to_bytes() gave."
+            )
+        data = bytes(data)
         if not data:
             raise CheckpointInvalid(f"An empty value is no checkpoint; {REMEDY}.")
         try:
@@ -86,8 +92,28 @@ class Checkpoint(msgspec.Struct, frozen=True):
         raise CheckpointInvalid(f"{len(data)} bytes that begin with {data[0]:#04x} are no checkpoint; {REMEDY}.")
 
 
-def check_fits(checkpoint: Checkpoint, topic: str, incarnation: str, layout: SegmentLayout) -> None:
-    """Raise CheckpointInvalid if the checkpoint is of another topic, CheckpointOutdated if data it needs is gone (INV5)."""
+def understood_start(start: object) -> MessageId | Checkpoint | AtTime:
+    """The start given by an application; raises InvalidArgument."""
+    if isinstance(start, bytes | bytearray | memoryview):
+        return Checkpoint.from_bytes(bytes(start))
+    if isinstance(start, Checkpoint) or (isinstance(start, MessageId) and start in (EARLIEST, LATEST)):
+        return start
+    if isinstance(start, datetime.datetime):
+        if start.tzinfo is None:
+            raise InvalidArgument(f"start={start} has no time zone; give one, such as datetime.now(UTC), or milliseconds.")
+        return AtTime(int(start.timestamp() * 1000))
+    if isinstance(start, int) and not isinstance(start, bool) and 0 <= start < 1 << 62:
+        return AtTime(start)
+    raise InvalidArgument(
+        f"start={start!r:.100} cannot be used; give EARLIEST, LATEST, a Checkpoint or its bytes, an aware datetime or "
+        "milliseconds since 1970."
+    )
+
+
+def check_fits(checkpoint: Checkpoint, topic: str, incarnation: str, layout: SegmentLayout, *, is_whole: bool = True) -> None:
+    """Raise CheckpointInvalid if the checkpoint is of another topic, CheckpointOutdated if data it needs is gone (INV5).
+
+    `is_whole`: everything is read by whoever has the checkpoint, so segments that came and went since then are missing too."""
     if checkpoint.boundary is not None:
         return
     if checkpoint.topic and checkpoint.topic != topic:
@@ -98,12 +124,19 @@ def check_fits(checkpoint: Checkpoint, topic: str, incarnation: str, layout: Seg
             f"instead of {checkpoint.incarnation or 'none'}); {REMEDY}."
         )
     gone = [number for number, place in checkpoint.places.items() if place is not END and number not in layout.all_segments]
+    if is_whole and checkpoint.topic:
+        gone += missing(layout, checkpoint.next_segment)
     if gone:
         listed = ", ".join(map(str, sorted(gone)[:10]))
         raise CheckpointOutdated(
             f"Retention has removed segments ({listed}) of {topic} that the checkpoint had not read to their end; {REMEDY}, "
             "and keep data longer if that must not happen."
         )
+
+
+def missing(layout: SegmentLayout, first: int) -> list[int]:
+    """Segments with ids from `first` on that were made and removed again."""
+    return [number for number in range(first, layout.next_segment_id) if number not in layout.all_segments]
 
 
 # Our form.

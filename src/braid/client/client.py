@@ -15,11 +15,12 @@ from braid.client.checkpoint_consumer import CheckpointConsumer, Start
 from braid.client.config import ClientConfig
 from braid.client.connection import Connection, open_connection
 from braid.client.consumer import Consumer
+from braid.client.consumer_origin import checked_name, checked_text, initial_position, subscription_type
 from braid.client.dead_letters import DeadLetterPolicy
 from braid.client.messages import EARLIEST
 from braid.client.opening import Closable, Opening
 from braid.client.producer import Producer
-from braid.client.producer_drafts import ProducerOptions
+from braid.client.producer_drafts import ProducerOptions, compression_type
 from braid.client.queue_consumer import Backoff, QueueConsumer
 from braid.client.stream_consumer import StreamConsumer
 from braid.client.values import codec_of
@@ -27,7 +28,7 @@ from braid.errors import BraidError, Closed, ConfigError, ConnectFailed, NotAllo
 from braid.model.names import Domain, TopicName
 from braid.runtime.env import Runtime
 from braid.wire import requests
-from braid.wire.types import CompressionType, InitialPosition, LookupResult, SubType
+from braid.wire.types import LookupResult
 
 MAX_REDIRECTS = 20
 DEFAULT_PORT = 6650
@@ -83,15 +84,17 @@ class Client:
 
         Without a name it is given one. Values are bytes, or what `schema` says: `str`, a msgspec `Struct` class or a dataclass.
         With `deduplication` the brokers store no message twice that is sent again after a lost connection."""
+        full = TopicName.parse(checked_text("topic", topic))
+        given = None if name is None else checked_text("name", name)
+        options = ProducerOptions(
+            batching=batching,
+            compression=compression_type(compression),
+            codec=codec_of(schema),
+            deduplication=deduplication,
+        )
 
         async def start() -> Producer:
-            options = ProducerOptions(
-                batching=batching,
-                compression=CompressionType[compression.upper()],
-                codec=codec_of(schema),
-                deduplication=deduplication,
-            )
-            producer = Producer(self, TopicName.parse(topic), name, options)
+            producer = Producer(self, full, given, options)
             self.keep(producer)
             try:
                 await producer.open()
@@ -116,7 +119,7 @@ class Client:
         A new subscription starts at `initial`."""
 
         async def start() -> Consumer:
-            full = TopicName.parse(topic)
+            full = TopicName.parse(checked_text("topic", topic))
             if full.domain in (Domain.TOPIC, Domain.SEGMENT):
                 raise NotAllowed(
                     f"{full} belongs to a scalable topic; read that by client.stream_consumer, queue_consumer or "
@@ -125,10 +128,10 @@ class Client:
             consumer = Consumer(
                 self,
                 str(full),
-                subscription,
-                SubType[type.upper()],
-                InitialPosition[initial.upper()],
-                name or self.runtime.token(32),
+                checked_text("subscription", subscription),
+                subscription_type(type),
+                initial_position(initial),
+                checked_name("name", name, self.runtime.token(32)),
             )
             await self._open(consumer, full)
             return consumer
@@ -149,7 +152,7 @@ class Client:
 
         One that comes back under the same `name` in time keeps its segments. A new subscription starts at `initial`."""
         return self._opening(
-            lambda: StreamConsumer(self, topic, subscription, name=name, initial=initial, schema=schema),
+            lambda: StreamConsumer(self, topic, subscription, name=name, initial=initial, schema=schema), is_shared=True
         )
 
     def queue_consumer(
@@ -194,9 +197,13 @@ class Client:
     ) -> Opening[CheckpointConsumer]:
         """A reader whose position the application keeps itself, as a `Checkpoint`; `await` it or enter it with `async with`.
 
-        It begins at `start`: EARLIEST, LATEST, a checkpoint, an aware datetime or milliseconds since 1970. The members of a
-        `group` share the segments out; they get each message once, but in no order between a segment and its successors."""
-        return self._opening(lambda: CheckpointConsumer(self, topic, start=start, group=group, name=name, schema=schema))
+        It begins at `start`: EARLIEST, LATEST, a checkpoint or its bytes, an aware datetime or milliseconds since 1970. The
+        members of a `group` share the segments out; they get each message once, but in no order between a segment and its
+        successors."""
+        return self._opening(
+            lambda: CheckpointConsumer(self, topic, start=start, group=group, name=name, schema=schema),
+            is_shared=group is not None,
+        )
 
     async def partitions(self, topic: str) -> int:
         """How many partitions a topic has; 0 for a plain one."""
@@ -268,13 +275,16 @@ class Client:
             is_authoritative = body.authoritative
         raise NotReady(f"The lookup of {topic} was sent from broker to broker more than {MAX_REDIRECTS} times.")
 
-    def _opening(self, make: Callable[[], C]) -> Opening[C]:
-        """What opens a consumer and closes it with the client."""
+    def _opening(self, make: Callable[[], C], *, is_shared: bool = False) -> Opening[C]:
+        """What opens a consumer and closes it with the client. One that `is_shared` is told its segments by the topic's
+        controller."""
 
         async def start() -> C:
             consumer = make()
             self.keep(consumer)
             try:
+                if is_shared:
+                    await self._check_controllers(consumer.topic)
                 await consumer.open()
             except BaseException:
                 await consumer.close()
@@ -282,6 +292,15 @@ class Client:
             return consumer
 
         return Opening(start)
+
+    async def _check_controllers(self, topic: str) -> None:
+        connection = await self._service_connection()
+        if not connection.supports_scalable_topics:
+            raise NotAllowed(
+                f"The broker at {connection.address} serves no scalable topics, so nobody shares out {topic} among its "
+                "consumers; enable them there (scalable_topics.enabled), or read a persistent:// topic by client.consumer, "
+                "queue_consumer or a checkpoint_consumer without a group."
+            )
 
     async def _open(self, made: Consumer, name: TopicName) -> None:
         count = await self.partitions(str(name))

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from braid.client.consumer_lanes import LaneOptions, message_id_data
+from braid.client.consumer_origin import Origin
 from braid.client.messages import Message, MessageId
 from braid.client.topic_consumer import TopicConsumer
 from braid.errors import BraidError, Closed, DeadlineExceeded, InvalidArgument, TopicTerminated
@@ -34,6 +35,7 @@ class Consumer:
         self.sub_type = sub_type
         self.initial = initial
         self.name = name
+        self._origin = Origin(topic, name)
         self._lanes: dict[int, TopicConsumer] = {}
         self._queue: deque[tuple[TopicConsumer, Message]] = deque()
         self._arrived = asyncio.Event()
@@ -49,6 +51,7 @@ class Consumer:
                 name=self.name,
                 initial=self.initial,
                 partition=partition,
+                origin=self._origin,
             )
             lane = self._lanes[partition] = TopicConsumer(self.client, self, topic, options)
             await lane.open()
@@ -79,7 +82,8 @@ class Consumer:
 
     async def acknowledge(self, message: Message | MessageId, *, wait: bool = False) -> None:
         """This message is dealt with. With `wait`, return once the broker has that durable."""
-        message_id, lane = self._lane_of(message)
+        message_id = self._origin.own(message)
+        lane = self._lane_of(message_id)
         if isinstance(message, Message):
             for chunk in message.chunks:
                 lane.acknowledge(chunk)
@@ -89,12 +93,14 @@ class Consumer:
 
     async def acknowledge_cumulative(self, message: Message | MessageId, *, wait: bool = False) -> None:
         """This message and all before it (in its partition) are dealt with. Not for Shared subscriptions."""
-        message_id, lane = self._lane_of(message)
+        message_id = self._origin.own(message)
+        lane = self._lane_of(message_id)
         await lane.acknowledge_cumulative(message_id, wait=wait)
 
     async def negative_acknowledge(self, message: Message | MessageId) -> None:
         """This message could not be dealt with: it comes again after the redelivery delay."""
-        message_id, lane = self._lane_of(message)
+        message_id = self._origin.own(message)
+        lane = self._lane_of(message_id)
         lane.negative_acknowledge(message_id)
 
     async def seek(self, target: MessageId | int) -> None:
@@ -105,7 +111,7 @@ class Consumer:
             return
         lanes = list(self._lanes.values())
         if target.partition >= 0:
-            lanes = [self._lane_of(target)[1]]
+            lanes = [self._lane_of(target)]
         elif len(lanes) > 1 and 0 <= target.ledger_id < (1 << 63) - 1:
             raise InvalidArgument(
                 f"{target} names no partition; on a partitioned topic seek by time, or to a message's own id."
@@ -172,12 +178,11 @@ class Consumer:
             if timer is not None:
                 timer.cancel()
 
-    def _lane_of(self, message: Message | MessageId) -> tuple[MessageId, TopicConsumer]:
-        message_id = message.id if isinstance(message, Message) else message
+    def _lane_of(self, message_id: MessageId) -> TopicConsumer:
         lane = self._lanes.get(message_id.partition)
         if lane is None:
             raise InvalidArgument(f"The message {message_id} is not from {self.topic}.")
-        return message_id, lane
+        return lane
 
     def _check(self) -> None:
         if self._is_closed:

@@ -45,6 +45,8 @@ class EntryReader:
         self._topic = topic
         self._options = options
         self._max_bytes = config.max_message_bytes
+        self._ledger_id = -1
+        """Of the entry read last."""
         self._chunks = ChunkAssembler(config.max_chunked_messages, config.max_message_bytes)
 
     def clear(self) -> None:
@@ -54,6 +56,10 @@ class EntryReader:
     def read(self, delivery: Delivery) -> Read:
         command, entry, options = delivery.command, delivery.entry, self._options
         position = position_of(delivery)
+        if position.ledger_id != self._ledger_id:
+            self._ledger_id = position.ledger_id
+            if options.origin is not None:
+                options.origin.note(position.ledger_id)
         message_id = MessageId(*position, options.partition, segment_id=options.segment_id)
         permits = 1
         given_up: list[Position] = []
@@ -76,7 +82,8 @@ class EntryReader:
                 )
             payload = decompress(metadata.compression, payload, metadata.uncompressed_size, self._max_bytes)
             topic = options.shown_topic or self._topic
-            found = messages_of(topic, message_id, metadata, payload, command.redelivery_count, acks, options.codec)
+            count = command.redelivery_count
+            found = messages_of(topic, message_id, metadata, payload, count, acks, options.codec, options.origin)
         except (ProtocolError, TooLarge) as error:
             log.error("the entry %s of %s cannot be read and is left out: %s", message_id, self._topic, error)
             return Read([], permits, given_up, is_readable=False)

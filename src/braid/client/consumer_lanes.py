@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from braid.client.consumer_origin import Origin
 from braid.client.messages import Message, MessageId
 from braid.client.values import BYTES, Codec
 from braid.errors import BraidError
@@ -52,6 +53,8 @@ class LaneOptions(msgspec.Struct, frozen=True, kw_only=True):
     segment_id: int = -1
     shown_topic: str | None = None
     """Topic named in messages, if it is not the lane's own."""
+    origin: Origin | None = None
+    """The consumer named in messages."""
 
 
 def message_id_data(position: tuple[int, int], mask: int) -> pb.MessageIdData:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from braid.client.consumer_lanes import LaneOptions, LaneOwner
+from braid.client.consumer_origin import Origin, checked_text, is_count
 from braid.client.layouts import LayoutSession
 from braid.client.messages import Message, MessageId, is_after
 from braid.client.receive_queue import ReceiveQueue
@@ -80,6 +81,8 @@ class OrderedLane(TopicConsumer):
                 fresh = [each for each in messages if is_after(each.id, handed)]
                 self.may_repeat = not fresh
                 if len(fresh) < len(messages):
+                    if acked is not None:
+                        self.acknowledge_up_to(acked)  # the broker does not have it, or it would not send these
                     self.consumed(len(messages) - len(fresh))
                     messages = fresh
         if messages:
@@ -107,12 +110,14 @@ def _has_reached(position: MessageId | None, end: MessageId) -> bool:
 class SegmentsConsumer(Generic[L]):
     """Receives from the lanes of a topic's segments."""
 
-    def __init__(self, client: Client, topic: str, schema: Any) -> None:
-        name = TopicName.parse(topic)
-        if name.domain not in (Domain.TOPIC, Domain.PERSISTENT):
-            raise NotAllowed(f"{name} cannot be consumed so; give a topic:// or persistent:// name.")
+    def __init__(self, client: Client, topic: str, name: str, schema: Any) -> None:
+        parsed = TopicName.parse(checked_text("topic", topic))
+        if parsed.domain not in (Domain.TOPIC, Domain.PERSISTENT):
+            raise NotAllowed(f"{parsed} cannot be consumed so; give a topic:// or persistent:// name.")
         self.client = client
-        self.topic = str(name)
+        self.topic = str(parsed)
+        self.name = name
+        self._origin = Origin(self.topic, name)
         self.config = client.config
         self.clock = client.runtime.clock
         self.codec = codec_of(schema)
@@ -155,7 +160,7 @@ class SegmentsConsumer(Generic[L]):
 
         Does not wait for what cannot come: where the segments being read are sealed and received to their end, their
         successors follow only after these messages are acknowledged."""
-        if max_messages < 1:
+        if not is_count(max_messages, 1):
             raise InvalidArgument(f"A batch of {max_messages} messages cannot be received; ask for 1 or more.")
         enough = 1 if timeout is None else min(max_messages, self.window() // 2 + 1)
 

@@ -105,6 +105,11 @@ class ConsumerSession:
             self._connection = None
         await self._tasks.close()
 
+    def check(self) -> None:
+        """Raise why this consumer has no part in the subscription any more, if so."""
+        if self._failure is not None:
+            raise self._ending()
+
     # The connection's side.
 
     def assignment(self, body: Any) -> None:

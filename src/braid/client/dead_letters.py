@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from braid.client.consumer_origin import is_count
 from braid.client.messages import Message
 from braid.errors import InvalidArgument
 from braid.model.names import TopicName
@@ -30,8 +31,8 @@ class DeadLetterPolicy(msgspec.Struct, frozen=True):
     topic: str | None = None
 
     def __post_init__(self) -> None:
-        if self.max_redeliveries < 0:
-            raise InvalidArgument(f"max_redeliveries={self.max_redeliveries} cannot be used; give 0 or more.")
+        if not is_count(self.max_redeliveries, 0):
+            raise InvalidArgument(f"max_redeliveries={self.max_redeliveries!r} cannot be used; give 0 or more.")
 
 
 class DeadLetters:

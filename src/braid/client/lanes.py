@@ -88,6 +88,8 @@ class TopicProducer(LaneMessages):
         self.is_patient = False
         """Whether a name that is taken is asked for again; else the first refusal is final."""
         self.has_attached = False
+        self._doubtful = -1
+        """Messages up to this number may be stored though nobody answered: their connection ended."""
         self._owner = owner
         self._metadata: dict[str, str] = {}
         if options.deduplication:
@@ -99,6 +101,11 @@ class TopicProducer(LaneMessages):
     def __repr__(self) -> str:
         return f"<lane {self.name} to {self.topic}>"
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether something unanswered may be stored nevertheless."""
+        return bool(self.unanswered) and self.unanswered[0].sequence_id <= self._doubtful
+
     # The owner's side.
 
     def freeze(self) -> None:
@@ -106,6 +113,11 @@ class TopicProducer(LaneMessages):
         self.hold_back()
         self.is_frozen = True
         self._tasks.cancel()
+
+    def doubt(self) -> None:
+        """What is unanswered may be stored: a broker that seals a segment answers first, one that is gone does not."""
+        if self.unanswered:
+            self._doubtful = self.unanswered[-1].drafts[-1].sequence_id
 
     def abandon(self) -> None:
         """Expect no more answers."""
@@ -203,6 +215,11 @@ class TopicProducer(LaneMessages):
             self._sealed()
         else:
             super().end(error)
+
+    def detached(self, error: BraidError) -> None:
+        if self.connection is not None and not self.connection.is_open:
+            self.doubt()
+        super().detached(error)
 
     def lost(self) -> None:
         if self.is_frozen:

@@ -2,7 +2,8 @@
 
 Owns the session at a broker and opens a new one whenever it is lost, with growing pauses. A lower epoch is ignored inside one
 session, and in a new one too if the topic is known to be the same; else a new session is believed. Works for `topic://` and
-for `persistent://` names, whose partitions are shown as a layout. Knows nothing of messages.
+for `persistent://` names, whose partitions are shown as a layout; brokers without scalable topics are asked for those once.
+Knows nothing of messages.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from braid.errors import (
 )
 from braid.model.hashranges import HashRange
 from braid.model.layout import SegmentLayout
-from braid.model.names import TopicName
+from braid.model.names import Domain, TopicName
 from braid.model.routing import Routing
 from braid.model.segments import NOT_SEALED, SegmentInfo, SegmentState
 from braid.runtime.tasks import Tasks
@@ -180,6 +181,9 @@ class LayoutSession:
         """Open a session and wait for its first layout."""
         client = self.client
         connection = await self._connect()
+        if not connection.supports_scalable_topics:
+            await self._show_partitions(connection)
+            return
         self._floor = -1
         self._session_id = client.new_id()
         first = self._first = asyncio.get_running_loop().create_future()
@@ -201,6 +205,21 @@ class LayoutSession:
             return await self.client.locate(self.topic)
         except (Unavailable, NotAllowed, NotFound, ConnectFailed):
             return await self.client.service_connection()  # any broker can tell layouts, also while an owner is gone
+
+    async def _show_partitions(self, connection: Connection) -> None:
+        """The broker tells no layouts: a regular topic is shown as the partitions it has now, and stays that way."""
+        if self._layout is not None:
+            raise NotReady(
+                f"The broker at {connection.address} serves no scalable topics, so it does not tell of {self.topic}."
+            )
+        name = self.resolved
+        if name.domain is not Domain.PERSISTENT:
+            raise NotAllowed(
+                f"The broker at {connection.address} serves no scalable topics, so {name} cannot be used; enable them there "
+                "(scalable_topics.enabled), or use a persistent:// topic."
+            )
+        count = await self.client.partitions(self.topic)
+        self._layout = SegmentLayout.synthetic([str(name.partition(number)) for number in range(count)] or [self.topic])
 
     def _late(self, first: asyncio.Future[None]) -> None:
         if not first.done():
@@ -248,10 +267,10 @@ class LayoutSession:
             self._is_lost.set()
 
     def _explained(self, error: BraidError) -> BraidError:
-        if isinstance(error, NotAllowed):
+        if isinstance(error, NotAllowed) and TopicName.parse(self.topic).domain is Domain.TOPIC:
             return NotAllowed(
-                f"{error.message} (Scalable topics are refused for {self.topic}; enable them on the brokers, or use a "
-                "persistent:// topic.)"
+                f"{error.message} (Scalable topics are refused for {self.topic}; enable them on the brokers "
+                "(scalable_topics.enabled), or use a persistent:// topic.)"
             )
         return error
 

@@ -86,6 +86,8 @@ class Message(msgspec.Struct, frozen=True):
     vector: Mapping[int, MessageId] = {}
     """Of a stream consumer: the newest position delivered per segment when this message was; what a cumulative ack covers."""
     codec: Codec = BYTES
+    origin: object = None
+    """The consumer that received it: nobody else can acknowledge it."""
 
     @property
     def value(self) -> Any:
@@ -106,10 +108,11 @@ def messages_of(
     redeliveries: int,
     ack_words: list[int],
     codec: Codec = BYTES,
+    origin: object = None,
 ) -> list[Message]:
     """The messages of one entry that are not acknowledged yet; raises ProtocolError for a broken batch."""
     if not metadata.HasField("num_messages_in_batch"):
-        return [_message(topic, message_id, metadata, metadata, payload, redeliveries, codec)]
+        return [_message(topic, message_id, metadata, metadata, payload, redeliveries, codec, origin)]
     count = metadata.num_messages_in_batch
     still_open = from_words(ack_words) if ack_words else -1
     ledger_id, entry_id, partition = message_id.ledger_id, message_id.entry_id, message_id.partition
@@ -127,15 +130,35 @@ def messages_of(
             usual += 2 + len(key)
         if size == usual and body and 0 < sequence_id < _SIGN:  # 0 may also mean that it is not said
             found.append(
-                Message(where, topic, body, key or None, {}, publish_ms, 0, sequence_id, producer, redeliveries, codec=codec)
+                Message(
+                    where,
+                    topic,
+                    body,
+                    key or None,
+                    {},
+                    publish_ms,
+                    0,
+                    sequence_id,
+                    producer,
+                    redeliveries,
+                    codec=codec,
+                    origin=origin,
+                )
             )
         elif not single.compacted_out:
-            found.append(_message(topic, where, metadata, single, body, redeliveries, codec))
+            found.append(_message(topic, where, metadata, single, body, redeliveries, codec, origin))
     return found
 
 
 def _message(
-    topic: str, message_id: MessageId, entry: pb.MessageMetadata, single: Any, payload: bytes, redeliveries: int, codec: Codec
+    topic: str,
+    message_id: MessageId,
+    entry: pb.MessageMetadata,
+    single: Any,
+    payload: bytes,
+    redeliveries: int,
+    codec: Codec,
+    origin: object = None,
 ) -> Message:
     key: str | None = None
     if single.HasField("partition_key") and not single.null_partition_key:
@@ -154,4 +177,5 @@ def _message(
         producer=entry.producer_name,
         redelivery_count=redeliveries,
         codec=codec,
+        origin=origin,
     )

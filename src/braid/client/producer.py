@@ -245,11 +245,13 @@ async def _all_done(futures: list[Sent], late: asyncio.Future[None] | None = Non
             await asyncio.wait((future,) if late is None else (future, late), return_when=asyncio.FIRST_COMPLETED)
 
 
-def check_fields(key: Any, properties: Mapping[str, Any] | None, sequence_id: Any) -> None:
+def check_fields(key: Any, properties: Any, sequence_id: Any) -> None:
     """Raises InvalidArgument for what cannot be written into a message."""
     if key is not None:
         _check_text(key, "key")
     if properties:
+        if not isinstance(properties, Mapping):
+            raise InvalidArgument(f"The properties are of type {type(properties).__name__}; give a dict of str to str.")
         for name, value in properties.items():
             _check_text(name, "name of a property")
             _check_text(value, f"property {name!r}")

@@ -14,7 +14,7 @@ import msgspec
 
 from braid.client.messages import MessageId
 from braid.client.values import BYTES, Codec
-from braid.errors import BraidError
+from braid.errors import BraidError, InvalidArgument
 from braid.wire import messages as pb
 from braid.wire import requests
 from braid.wire.batch import encode_batch
@@ -33,6 +33,13 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
     compression: CompressionType = CompressionType.NONE
     codec: Codec = BYTES
     deduplication: bool = False
+
+
+def compression_type(value: object) -> CompressionType:
+    """How payloads are compressed, as an application says it; raises InvalidArgument."""
+    if value not in ("none", "lz4", "zlib", "zstd", "snappy"):
+        raise InvalidArgument(f'compression={value!r} cannot be used; give "none", "lz4", "zlib", "zstd" or "snappy".')
+    return CompressionType[str(value).upper()]
 
 
 class Draft:

@@ -6,7 +6,9 @@ never one per message.
 
 With deduplication, what was stored and not answered is not sent again: a child knows the last number its parent stored of each
 lane, so the frozen lane attaches there under its old name, only to be told that number. It never sends there: two children
-would count its numbers each for itself, and a merge of them could not tell any more what is stored.
+would count its numbers each for itself, and a merge of them could not tell any more what is stored. A topic may deduplicate
+producers that did not ask for it, which no broker says beforehand: after a lost connection the child is asked in any case, and
+one that does not deduplicate names no number.
 
 Synchronous: it decides, lanes attach in the background.
 """
@@ -180,6 +182,7 @@ class LaneSet:
 
     def _overdue(self, lane: TopicProducer) -> None:
         if lane in self._frozen and lane.connection is not None:
+            lane.doubt()
             lane.abandon()
             self._try_settle(lane)
 
@@ -188,7 +191,8 @@ class LaneSet:
     def lane_ready(self, lane: TopicProducer) -> None:
         for frozen, inquiry in self._inquiries.items():
             if inquiry is lane:
-                frozen.settle(lane.last_sequence_id)
+                if lane.last_sequence_id <= frozen.last_sequence_id:  # else somebody else used the name: it tells nothing
+                    frozen.settle(lane.last_sequence_id)
                 self._move(frozen)
                 return
         self._try_release(lane)
@@ -296,7 +300,7 @@ class LaneSet:
             return
         if self.failure is not None:
             return  # being closed: nothing goes anywhere any more
-        if self.options.deduplication and lane.unanswered and lane.segment is not None:
+        if lane.segment is not None and (lane.is_doubtful or (self.options.deduplication and lane.unanswered)):
             self._inquire(lane)
         else:
             self._move(lane)

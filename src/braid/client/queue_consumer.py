@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from braid.client.consumer_lanes import LaneOptions, LaneOwner
+from braid.client.consumer_origin import checked_name, checked_text, initial_position, is_none_or, is_seconds
 from braid.client.consumer_segments import SegmentsConsumer
 from braid.client.dead_letters import DeadLetterPolicy, DeadLetters
 from braid.client.messages import Message, MessageId
@@ -91,12 +92,13 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
         dead_letter: DeadLetterPolicy | None = None,
         nack_backoff: Backoff | None = None,
     ) -> None:
-        super().__init__(client, topic, schema)
-        if ack_timeout is not None and ack_timeout <= 0:
-            raise InvalidArgument(f"ack_timeout={ack_timeout} cannot be used; give seconds above 0, or None for no limit.")
-        self.subscription = subscription
-        self.name = name or f"queue-{client.runtime.token(10)}"
-        self._initial = InitialPosition[initial.upper()]
+        super().__init__(client, topic, checked_name("name", name, f"queue-{client.runtime.token(10)}"), schema)
+        if ack_timeout is not None and not is_seconds(ack_timeout):
+            raise InvalidArgument(f"ack_timeout={ack_timeout!r} cannot be used; give seconds above 0, or None for no limit.")
+        if not is_none_or(dead_letter, DeadLetterPolicy) or not is_none_or(nack_backoff, Backoff):
+            raise InvalidArgument("Give dead_letter=DeadLetterPolicy(...) and nack_backoff=Backoff(...), or None.")
+        self.subscription = checked_text("subscription", subscription)
+        self._initial = initial_position(initial)
         self._ack_timeout = ack_timeout
         self._backoff = nack_backoff or Backoff(first=self.config.redelivery_delay)
         self._dead_letters = DeadLetters(client, self.topic, subscription, dead_letter) if dead_letter is not None else None
@@ -236,6 +238,7 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
             partition=self._partition_of(topic),
             segment_id=info.segment_id,
             shown_topic=self.topic,
+            origin=self._origin,
         )
         lane = self._lanes[info.segment_id] = QueueLane(self.client, self, topic, options)
         lane.open_soon()
@@ -348,7 +351,7 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
     def _lane_of(self, message: Message | MessageId) -> tuple[MessageId, QueueLane | None]:
         if self.is_closed:
             raise Closed(f"The consumer of {self.topic} was closed; what it had not acknowledged comes again.")
-        message_id = message.id if isinstance(message, Message) else message
+        message_id = self._origin.own(message)
         lane = self._lanes.get(message_id.segment_id)
         if lane is None and not 0 <= message_id.segment_id < self.layouts.layout.next_segment_id:
             raise InvalidArgument(f"The message {message_id} is not from {self.topic}.")

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from braid.client.consumer_lanes import LaneOptions, LaneOwner
+from braid.client.consumer_origin import checked_name, checked_text, initial_position
 from braid.client.consumer_segments import OrderedLane, SegmentsConsumer
 from braid.client.consumer_session import Assignment, ConsumerSession
 from braid.client.messages import Message, MessageId, is_after
 from braid.client.topic_consumer import TopicConsumer
 from braid.errors import BraidError, Closed, Conflict, InvalidArgument, NotFound
-from braid.wire.types import InitialPosition, ScalableConsumerType, SubType
+from braid.wire.types import ScalableConsumerType, SubType
 
 if TYPE_CHECKING:
     from braid.client.client import Client
@@ -120,10 +121,9 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
         initial: Literal["earliest", "latest"] = "earliest",
         schema: Any = None,
     ) -> None:
-        super().__init__(client, topic, schema)
-        self.subscription = subscription
-        self.name = name or f"stream-{client.runtime.token(10)}"
-        self._initial = InitialPosition[initial.upper()]
+        super().__init__(client, topic, checked_name("name", name, f"stream-{client.runtime.token(10)}"), schema)
+        self.subscription = checked_text("subscription", subscription)
+        self._initial = initial_position(initial)
         self._session = ConsumerSession(
             self.layouts,
             subscription,
@@ -173,7 +173,9 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
         brokers have that durable. Given only an id, that is: everything before it in its own segment."""
         if self.is_closed:
             raise Closed(f"The consumer of {self.topic} was closed; what it had not acknowledged comes again.")
-        own, vector = (message.id, message.vector) if isinstance(message, Message) else (message, None)
+        self._session.check()
+        own = self._origin.own(message)
+        vector = message.vector if isinstance(message, Message) else None
         if own.segment_id < 0:
             raise InvalidArgument(f"The message {own} is not from a stream consumer of {self.topic}.")
         number = vector.number if isinstance(vector, PositionVector) else None
@@ -192,7 +194,11 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
             others = [self._lanes.get(each) for each in vector or () if each != own.segment_id]
             for each in (lane, *others):
                 if each is not None and not each.is_leaving and each.acked is not None:
-                    await each.confirm_up_to(each.acked)
+                    try:
+                        await each.confirm_up_to(each.acked)
+                    except Closed:
+                        self._session.check()
+                        raise
 
     async def close(self) -> None:
         """Leave the subscription: acknowledgements are sent, segments go to other consumers at once. Idempotent."""
@@ -270,6 +276,7 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
             partition=self._partition_of(topic),
             segment_id=segment_id,
             shown_topic=self.topic,
+            origin=self._origin,
         )
         lane = self._lanes[segment_id] = StreamLane(self.client, self, topic, options)
         self._begin(lane)

@@ -77,7 +77,7 @@ class StringCodec:
 
 
 class JsonCodec:
-    """Objects of one class as JSON."""
+    """Objects of one class as JSON, checked when they are sent and when they are received."""
 
     def __init__(self, cls: type) -> None:
         self._cls = cls
@@ -93,9 +93,13 @@ class JsonCodec:
                 f"A value of type {type(value).__name__} was sent by a producer whose schema is {self._cls.__name__}."
             )
         try:
-            return msgspec.json.encode(value)
+            payload = msgspec.json.encode(value)
+            self._decoder.decode(payload)  # neither class checks its fields when an object is made, and readers will
+        except msgspec.DecodeError as error:
+            raise InvalidArgument(f"A {self._cls.__name__} was sent whose fields do not fit its types: {error}.") from None
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"A {self._cls.__name__} cannot be written as JSON: {error}.") from None
+        return payload
 
     def decode(self, payload: bytes) -> Any:
         try:

@@ -45,6 +45,7 @@ class ManagedCursor:
         self._is_plain = True
         """Neither ranges nor masks: the fast paths apply."""
         self._is_dirty = False
+        self._is_hurried = False
         self._is_stopped = False
         self._timer: Timer | None = None
         self._writing: asyncio.Task[None] | None = None
@@ -325,6 +326,12 @@ class ManagedCursor:
         """Whether the present state would survive a crash, as far as it ever does."""
         return self._store is None or (not self._is_dirty and self._writing is None)
 
+    def save_soon(self) -> None:
+        """Write the present state now rather than after `cursor_flush_ms`; nobody waits for it."""
+        if self._store is not None and self._is_dirty:
+            self._is_hurried = True  # also if a write is under way: that one took an older state
+            self._start_writing()
+
     async def flush(self) -> None:
         """Return once the present state is durable. Calls made at the same time share one write."""
         if self._store is None:
@@ -413,15 +420,15 @@ class ManagedCursor:
             self._writing = self._log.tasks.spawn(self._write(), f"cursor {self.name}")
 
     async def _write(self) -> None:
-        """One write, and further ones while somebody waits for them."""
+        """One write, and further ones while somebody waits for them or wants them soon."""
         error: BraidError | None = self._closed()  # unless this comes to an end, it was cancelled
         try:
             while self._is_dirty:
-                self._is_dirty = False
+                self._is_dirty = self._is_hurried = False
                 self._joined, self._waiting = self._waiting, []
                 await self._save()
                 self._tell(self._joined, None)
-                if not self._waiting:
+                if not self._waiting and not self._is_hurried:
                     break
             error = None
         except LedgerFenced as fenced:

@@ -516,6 +516,26 @@ async def test_a_drained_answer_survives_a_crash_of_the_owner(world: Any, broker
     assert (await made(successor).backlog(segment, "s")).is_drained
 
 
+async def test_acknowledgments_of_a_sealed_segment_are_saved_before_its_operation_ends(
+    world: Any, broker: Any, layout: Any
+) -> None:
+    """Found with Pulsar's Java client: it never repeats an acknowledgment, and after a seal no later one covers a lost one."""
+    segment, client = names(layout)[0], await broker.client()
+    await create(broker, segment, subscriptions={"s": "earliest"})
+    await client.producer(str(segment))
+    position = await client.store(b"x", 0)
+    await client.store(b"y", 1)
+    await client.subscribe(str(segment), "s", permits=10)
+    await client.messages(2)
+    client.ack(position)
+    await client.settle()
+    await made(broker).terminate(segment, epoch=EPOCH, incarnation=LIFE, force=True)
+    assert await made(broker).subscriptions(segment) == ["s"]
+    await broker.kill()
+    successor = await world.broker(believes=True)
+    assert (await made(successor).backlog(segment, "s")).messages == 1
+
+
 async def test_the_end_is_told_when_it_survives_a_crash_of_the_owner(world: Any, broker: Any, layout: Any, until: Any) -> None:
     """Found by simulation: who is told the end does not come back, so an acknowledgment lost after it is never repeated."""
     segment, client = names(layout)[0], await broker.client(client_version=JAVA)

@@ -51,7 +51,7 @@ class Script(asyncio.Protocol):
     def __init__(self, topic: ScriptedTopic) -> None:
         self.topic = topic
         self.producers: dict[int, tuple[str, int, bool]] = {}
-        """Producer id -> lane name, segment, whether it asked for deduplication."""
+        """Producer id -> lane name, segment, whether it is deduplicated."""
         self.sessions: list[int] = []
         self._wire = ServerProtocol(5 << 20)
 
@@ -109,12 +109,13 @@ class Script(asyncio.Protocol):
             self.transport.write(replies.error(body.request_id, error.code, error.message))
             return
         name = body.producer_name or "given"
-        metadata = {pair.key: pair.value for pair in body.metadata}
-        self.producers[body.producer_id] = (name, segment_id, "__braid.dedup" in metadata)
+        is_judged = topic.deduplicates_all or "__braid.dedup" in {pair.key for pair in body.metadata}
+        self.producers[body.producer_id] = (name, segment_id, is_judged)
         segment.names.append(name)
         if topic.ignores_producers:
             return
-        self.transport.write(replies.producer_success(body.request_id, name, segment.last.get(name, -1), b""))
+        last = segment.last.get(name, -1) if is_judged else -1
+        self.transport.write(replies.producer_success(body.request_id, name, last, b""))
 
 
 class ScriptedTopic:
@@ -133,6 +134,8 @@ class ScriptedTopic:
         """By segment or by lane name."""
         self.refusal: BraidError | None = None
         self.is_enabled = True
+        self.deduplicates_all = False
+        """Whether producers are deduplicated that did not ask for it."""
         self.is_silent = False
         """Whether a new session is told nothing until something changes."""
         self.ignores_producers = False

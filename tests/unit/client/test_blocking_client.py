@@ -60,6 +60,8 @@ def threads() -> set[str]:
 def test_produce_and_stream(client: blocking.Client, broker: BackgroundBroker, topic: str) -> None:
     with client.producer(topic, schema=Order) as producer:
         futures = [producer.send_nowait(Order(f"u{number % 4}", number), key=f"u{number % 4}") for number in range(100)]
+        producer.flush()
+        assert producer.is_connected
         with blocking.AdminClient(broker.http_url) as admin:
             admin.scalable_topics.split_segment(topic, 0)
         last = producer.send(Order("u0", 100), key="u0")
@@ -68,7 +70,6 @@ def test_produce_and_stream(client: blocking.Client, broker: BackgroundBroker, t
         assert futures[0].result().segment_id in (0, 1)
         assert last.segment_id >= 0
         assert producer.topic == topic
-        assert producer.is_connected
         assert producer.name
         assert producer.last_sequence_id >= 0
         producer.room()

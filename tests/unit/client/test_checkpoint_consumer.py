@@ -311,6 +311,84 @@ async def test_several_segments_removed_at_once(broker: InProcessBroker, client:
 
 
 @pytest.mark.req("R468-31")
+@pytest.mark.parametrize("group", [None, "g"])
+async def test_nothing_behind_a_gap_is_handed_out(broker: InProcessBroker, client: Client, group: str | None) -> None:
+    """The application could not tell, and would store the results and the checkpoint."""
+    straying = Straying(broker.service_url, config=ClientConfig(receiver_queue=8, backoff_initial=0.01, layout_check=0.05))
+    controller = await leader(broker)
+    await produce(client, 0, 80)
+    async with straying, straying.checkpoint_consumer(TOPIC, group=group) as consumer:
+        got = [await consumer.receive(SECONDS)]
+        straying.is_lost = True
+        (await straying.service_connection()).abort(ConnectionLost("Cut by the test."))
+        await controller.split_segment(0)
+        await controller.split_segment(1)
+        await produce(client, 80, 120)
+        removed: set[int] = set()
+        async with asyncio.timeout(SECONDS):
+            while removed != {0, 1}:
+                removed |= set(await controller.prune())
+        straying.is_lost = False
+        with pytest.raises(CheckpointOutdated, match="keep data longer"):
+            while len(got) < 120:
+                got.append(await consumer.receive(SECONDS))
+        assert {each.segment_id for each in got} <= {0, 1}
+        place = consumer.checkpoint()
+    with pytest.raises(CheckpointOutdated):
+        await client.checkpoint_consumer(TOPIC, start=place.to_bytes(), group=group)
+
+
+async def test_successors_wait_for_what_is_queued_of_a_removed_segment(broker: InProcessBroker, client: Client) -> None:
+    straying = Straying(broker.service_url, config=ClientConfig(receiver_queue=100, backoff_initial=0.01))
+    controller = await leader(broker)
+    await produce(client, 0, 16)
+    async with straying, straying.checkpoint_consumer(TOPIC) as consumer:
+        await until(lambda: len(consumer._queue) == 16)
+        await controller.split_segment(0)
+        await controller.split_segment(1)
+        await until(lambda: len(consumer._lanes) == 2 and all(lane.is_exhausted for lane in consumer._lanes.values()))
+        straying.is_lost = True
+        (await straying.service_connection()).abort(ConnectionLost("Cut by the test."))
+        removed: set[int] = set()
+        async with asyncio.timeout(SECONDS):
+            while removed != {0, 1}:
+                removed |= set(await controller.prune())
+        await until(lambda: set(consumer.layouts.layout.all_segments) == {2, 3, 4, 5})
+        assert consumer.segments == [0, 1]
+        straying.is_lost = False
+        got = await take(consumer, 16)
+        await produce(client, 16, 32)
+        assert by_key(got + await take(consumer, 16)) == expected(0, 32)
+
+
+async def test_segments_that_came_and_went_since_a_checkpoint(broker: InProcessBroker, client: Client) -> None:
+    controller = await leader(broker)
+    async with client.checkpoint_consumer(TOPIC) as consumer:
+        found = consumer.checkpoint()
+    await controller.split_segment(0)
+    await produce(client, 0, 16)
+    await controller.split_segment(2)
+    assert await controller.prune() == [0, 2]
+    early = Checkpoint(found.topic, found.incarnation, 2, {0: END, 1: EARLIEST})
+    with pytest.raises(CheckpointOutdated, match=r"\(2\)"):
+        await client.checkpoint_consumer(TOPIC, start=early)
+    async with client.checkpoint_consumer(TOPIC, start=early, group="g"):
+        pass  # other members may have read it
+
+
+async def test_a_stored_checkpoint_can_be_given_as_it_was_stored(broker: InProcessBroker, client: Client) -> None:
+    await produce(client, 0, 16)
+    async with client.checkpoint_consumer(TOPIC) as consumer:
+        got = await take(consumer, 5)
+        stored = consumer.checkpoint().to_bytes()
+    async with client.checkpoint_consumer(TOPIC, start=stored) as consumer:
+        assert by_key(got + await take(consumer, 11)) == expected(0, 16)
+    with pytest.raises(CheckpointInvalid):
+        await client.checkpoint_consumer(TOPIC, start=b"")
+    with pytest.raises(InvalidArgument, match="bytes"):
+        Checkpoint.from_bytes("abc")  # type: ignore[arg-type]
+
+
 async def test_a_group_shares_the_segments(broker: InProcessBroker, client: Client) -> None:
     async with (
         client.checkpoint_consumer(TOPIC, group="g", name="a") as first,

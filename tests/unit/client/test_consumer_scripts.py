@@ -18,6 +18,7 @@ from braid.client.consumer_lanes import LaneOptions
 from braid.client.consumer_session import Assignment, ConsumerSession
 from braid.client.messages import LATEST, Message, MessageId, messages_of
 from braid.client.messages import _message as one_message
+from braid.client.stream_consumer import StreamLane
 from braid.client.topic_consumer import TopicConsumer
 from braid.client.values import BYTES
 from braid.errors import BraidError, ConsumerDisplaced
@@ -152,6 +153,24 @@ async def test_a_reader_closed_while_it_looks_for_its_place_leaves_nothing_behin
     await lane.close()
     await scripted.saw(CommandType.CLOSE_CONSUMER)
     assert (await client.service_connection()).consumers == {}
+
+
+@pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "with a new one"])
+async def test_what_was_acknowledged_and_comes_again_is_acknowledged_again(
+    client: Client, scripted: Scripted, is_alone: bool
+) -> None:
+    """The broker has lost the acknowledgement: without another one the segment would never be drained."""
+    options = LaneOptions(subscription="s", sub_type=SubType.EXCLUSIVE, name="r", segment_id=0)
+    lane = StreamLane(client, Owner(), "segment://public/default/t/0000-ffff-0", options)
+    lane.handed = lane.acked = MessageId(7, 1, segment_id=0)
+    await lane.open()
+    known = Message(lane.acked, "t", b"x")
+    new = Message(MessageId(7, 2, segment_id=0), "t", b"y")
+    assert lane.sift([known] if is_alone else [known, new]) == ([] if is_alone else [new])
+    await scripted.saw(CommandType.ACK)
+    where = scripted.seen[-1].body.message_id[0]
+    assert (where.ledgerId, where.entryId) == (7, 1)
+    await lane.close()
 
 
 class Layouts:

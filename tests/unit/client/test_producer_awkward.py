@@ -106,7 +106,11 @@ async def test_a_cancelled_send_is_stored_all_the_same(client: Client, topic: Sc
     [
         {"key": b"bytes"},
         {"key": "\ud800"},
+        {"key": 5},
         {"properties": {"a": b"b"}},
+        {"properties": {"a": 1}},
+        {"properties": [("a", "b")]},
+        {"properties": "a=b"},
         {"properties": {"a": "\ud800"}},
         {"properties": {1: "b"}},
         {"sequence_id": 1 << 63},
@@ -128,6 +132,25 @@ async def test_what_cannot_be_written_is_refused_at_once(
         await producer.send(b"x", **fields)
     assert producer._window.messages == 0
     await producer.send(b"1", key="ü", properties={"ä": "ö"}, event_time=1, sequence_id=5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"compression": "brotli"}, '"zstd"'),
+        ({"compression": None}, '"none"'),
+        ({"compression": []}, '"none"'),
+        ({"schema": int}, "dataclass"),
+        ({"schema": {"type": "string"}}, "dataclass"),
+        ({"name": ""}, "name="),
+        ({"name": 5}, "name="),
+        ({"topic": 5}, "topic="),
+        ({"topic": ""}, "topic="),
+    ],
+)
+async def test_a_producer_that_cannot_be_made_is_refused_by_the_call(client: Client, fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        client.producer(**{"topic": TOPIC, **fields})
 
 
 # Layouts.

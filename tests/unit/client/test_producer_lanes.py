@@ -26,8 +26,12 @@ from braid.errors import (
     TopicNotFound,
 )
 from braid.model.layout import SegmentLayout
+from braid.model.names import TopicName
 from braid.runtime.env import Runtime
+from braid.scalable.config import ScalableConfig
+from braid.testing.broker import InProcessBroker
 from braid.testing.clock import ManualClock
+from braid.web.config import StandaloneConfig
 from braid.wire.types import CommandType
 
 
@@ -203,9 +207,13 @@ async def test_order_under_random_changes_and_crashes(
             assert list(dict.fromkeys(stored)) == wanted, key  # again, but never out of order among the first ones
 
 
-@pytest.mark.parametrize("deduplication", [False, True])
-async def test_an_owner_that_dies_after_storing(client: Client, topic: ScriptedTopic, deduplication: bool) -> None:
-    """With deduplication nothing is stored twice, though the client was told nothing and the segment is split."""
+@pytest.mark.parametrize(("deduplication", "deduplicates_all"), [(False, False), (True, False), (False, True)])
+async def test_an_owner_that_dies_after_storing(
+    client: Client, topic: ScriptedTopic, deduplication: bool, deduplicates_all: bool
+) -> None:
+    """With deduplication, asked for or set for all, nothing is stored twice, though the client was told nothing and the segment
+    is split."""
+    topic.deduplicates_all = deduplicates_all
     producer = await client.producer(TOPIC, name="p", deduplication=deduplication)
     sender = Sender(producer)
     sender.send(100)
@@ -215,18 +223,55 @@ async def test_an_owner_that_dies_after_storing(client: Client, topic: ScriptedT
         sender.send(100)
         await asyncio.sleep(0)
     await until(lambda: topic.count() == 600)
-    topic.split(0)
     topic.crash()
+    topic.split(0)
     topic.answers = True
     topic.show()
     sender.send(100)
     await sender.all_stored()
-    if deduplication:
+    if deduplication or deduplicates_all:
         assert topic.by_key() == sender.wanted
-        assert set(topic.segments[1].names) == {"p-seg-0", "p-seg-1"}
     else:
         assert topic.count() == 1200
-        assert set(topic.segments[1].names) == {"p-seg-1"}
+    assert topic.segments[1].names == ["p-seg-1", "p-seg-0"]
+
+
+async def test_what_was_sent_again_and_came_too_late_is_asked_for_too(client: Client, topic: ScriptedTopic) -> None:
+    """The owner dies after storing, and the next one seals the segment before the messages come again."""
+    topic.deduplicates_all = True
+    producer = await client.producer(TOPIC, name="p")
+    sender = Sender(producer)
+    sender.send(10)
+    await producer.flush()
+    topic.answers = False
+    sender.send(10)
+    await until(lambda: topic.count() == 20)
+    topic.is_paused = True
+    topic.crash()
+    topic.answers = True
+    await until(lambda: bool(topic.sent))
+    topic.split(0)
+    topic.is_paused = False
+    topic.show()
+    await sender.all_stored()
+    assert topic.by_key() == sender.wanted
+
+
+async def test_a_number_that_the_lane_never_sent_is_not_believed(client: Client, topic: ScriptedTopic) -> None:
+    """Deduplication was turned on meanwhile, and somebody had used the name before."""
+    producer = await client.producer(TOPIC, name="p")
+    await producer.send(b"0", key="k")
+    topic.is_paused = True
+    future = producer.send_nowait(b"1", key="k")
+    await until(lambda: bool(topic.sent))
+    topic.segments[0].last["p-seg-0"] = 1000
+    topic.deduplicates_all = True
+    topic.split(0)
+    topic.crash()
+    topic.is_paused = False
+    topic.show()
+    await future
+    assert topic.by_key()["k"] == [b"0", b"1"]
 
 
 async def test_keyless_messages_take_turns_and_survive_a_split(client: Client, topic: ScriptedTopic) -> None:
@@ -587,11 +632,52 @@ async def test_no_such_topic_and_a_feature_that_is_off(topic: ScriptedTopic) -> 
         for name in ("non-persistent://public/default/t", "segment://public/default/t/0000-ffff-0"):
             with pytest.raises(NotAllowed, match="cannot be made"):
                 await client.producer(name)
+        topic.refusal = NotAllowed("It has no layout.")
+        session = LayoutSession(client, "persistent://public/default/t")
+        with pytest.raises(NotAllowed) as caught:
+            await session.open()
+        assert caught.value.message == "It has no layout."  # there is no use in advice to use what it is
+        await session.close()
     topic.is_enabled = False
     topic.refusal = None
     async with braid.connect(topic.url, config=QUICK) as client:
-        with pytest.raises(NotAllowed, match=r"scalable_topics\.enabled"):
-            await client.producer(TOPIC)
+        for opening in (
+            client.producer(TOPIC),
+            client.stream_consumer(TOPIC, "s"),
+            client.queue_consumer(TOPIC, "s"),
+            client.checkpoint_consumer(TOPIC),
+            client.stream_consumer("persistent://public/default/t", "s"),
+            client.checkpoint_consumer("persistent://public/default/t", group="g"),
+        ):
+            with pytest.raises(NotAllowed, match=r"scalable_topics\.enabled"):
+                await opening
+        assert not client._made
+
+
+@pytest.mark.parametrize("partitions", [0, 3])
+async def test_regular_topics_of_brokers_without_scalable_topics(partitions: int) -> None:
+    name = "persistent://public/default/regular"
+    async with (
+        InProcessBroker(with_http=False, config=StandaloneConfig(scalable_topics=ScalableConfig(enabled=False))) as broker,
+        braid.connect(broker.service_url, config=QUICK) as client,
+    ):
+        if partitions:
+            await broker.nodes[0].service.create_partitioned(TopicName.parse(name), partitions)
+        queue = await client.queue_consumer(name, "q", initial="earliest")
+        reader = await client.checkpoint_consumer(name)
+        producer = await client.producer(name)
+        sent = [f"{number}".encode() for number in range(30)]
+        for payload in sent:
+            await producer.send(payload, key=payload.decode())
+        received = [await queue.receive(5) for _each in sent]
+        for message in received:
+            await queue.acknowledge(message)
+        assert sorted(each.payload for each in received) == sorted(sent)
+        assert {each.segment_id for each in received} == set(range(partitions or 1))
+        assert sorted([(await reader.receive(5)).payload for _each in sent]) == sorted(sent)
+        again = await client.checkpoint_consumer(name, start=reader.checkpoint())
+        await producer.send(b"last")
+        assert (await again.receive(5)).payload == b"last"
 
 
 @pytest.mark.req("R468-89")

@@ -364,9 +364,15 @@ async def test_closing_acknowledges_nothing(broker: InProcessBroker, client: Cli
 
 async def test_the_newest_consumer_of_a_name_wins(broker: InProcessBroker, client: Client) -> None:
     old = await client.stream_consumer(TOPIC, "s", name="a")
+    await produce(client, 0, 1)
+    message = await old.receive(SECONDS)
     async with braid.connect(broker.service_url) as other, other.stream_consumer(TOPIC, "s", name="a") as new:
         with pytest.raises(ConsumerDisplaced, match="own name"):
             await old.receive(SECONDS)
+        for wait in (False, True):
+            with pytest.raises(ConsumerDisplaced, match="own name"):
+                await old.acknowledge_cumulative(message, wait=wait)
+        assert (await new.receive(SECONDS)).payload == message.payload
         seen = Seen()
         await produce(client, 0, 16)
         await drain(new, 16, seen)
@@ -469,7 +475,8 @@ async def test_bad_arguments(broker: InProcessBroker, client: Client) -> None:
     async with client.stream_consumer(TOPIC, "s") as consumer:
         with pytest.raises(InvalidArgument):
             await consumer.acknowledge_cumulative(MessageId(1, 1))
-        await consumer.acknowledge_cumulative(MessageId(1, 1, segment_id=77))  # given away long ago: nothing to do
+        with pytest.raises(InvalidArgument, match="not received"):
+            await consumer.acknowledge_cumulative(MessageId(1, 1, segment_id=77))
 
 
 async def test_a_client_takes_its_consumers_with_it(broker: InProcessBroker) -> None:

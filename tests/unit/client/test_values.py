@@ -90,6 +90,22 @@ def test_objects_become_json_and_come_back(value: Any) -> None:
         codec.decode(b"no json")
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        Place(5),  # type: ignore[arg-type]
+        Plain("a", ("1",)),  # type: ignore[arg-type]
+        Order(order_id="no", total=1, place=Place("a")),  # type: ignore[arg-type]
+        Order(order_id=1, total=float("nan"), place=Place("a")),
+        Order(order_id=1, total=1, place=Place("a"), note="x" * 101),
+        Order(order_id=1, total=1, place=Plain("a")),  # type: ignore[arg-type]
+    ],
+)
+def test_an_object_whose_fields_do_not_fit_is_not_sent(value: Any) -> None:
+    with pytest.raises(InvalidArgument, match="do not fit"):
+        codec_of(type(value)).encode(value)
+
+
 def test_the_definition_is_an_avro_record() -> None:
     place = {"type": "record", "name": "Place", "fields": [{"name": "street", "type": "string"}]}
     colour = {"type": "enum", "name": "Colour", "symbols": ["RED", "BLUE"]}
@@ -122,7 +138,7 @@ def test_what_cannot_be_described() -> None:
     class Pair(msgspec.Struct):
         pair: tuple[int, str]
 
-    for schema in (Odd, Pair, 5, dict, "avro"):
+    for schema in (Odd, Pair, 5, int, dict, "avro"):
         with pytest.raises(InvalidArgument):
             codec_of(schema)
 

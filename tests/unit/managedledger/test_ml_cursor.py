@@ -148,6 +148,18 @@ async def test_lazy_write_after_the_flush_interval(world: Any, kit: Any) -> None
     assert log.cursors["s"].mark_delete == positions[2]
 
 
+async def test_what_is_wanted_soon_is_written_without_the_interval(world: Any, kit: Any) -> None:
+    _log, cursor, positions = await filled(world, kit)
+    cursor.acknowledge(positions[:2])
+    cursor.save_soon()
+    await asyncio.sleep(0)  # the first write has begun, with the state of now
+    cursor.acknowledge([positions[2]])
+    cursor.save_soon()
+    await cursor._writing
+    log, _ = await world.open()
+    assert log.cursors["s"].mark_delete == positions[2]
+
+
 async def test_flushes_share_writes(world: Any, kit: Any) -> None:
     faults = kit.Faults()
     _log, cursor, positions = await filled(world, kit, faults=faults)

@@ -17,6 +17,7 @@ from braid.errors import CheckpointOutdated, DeadlineExceeded
 from braid.model.names import TopicName
 from braid.runtime.env import Random
 from braid.testing.sim import checkers, dag_checkers, faults
+from braid.testing.sim.administrators import Administrator, Churn
 from braid.testing.sim.checkers import Violation
 from braid.testing.sim.layouts import outside, topic_records
 from braid.testing.sim.loop import NODE, SimLoop
@@ -24,9 +25,7 @@ from braid.testing.sim.messaging import BOUNDS, FAULTS, HEALING, KEEPER, Messagi
 from braid.testing.sim.ports import START_MS
 from braid.testing.sim.processes import read_payload
 from braid.testing.sim.scalable_processes import (
-    Administrator,
     CheckpointProcess,
-    Churn,
     LaneProducer,
     QueueProcess,
     Snapshots,
