@@ -96,6 +96,9 @@ def test_no_duplicate() -> None:
     assert checkers.no_duplicate(history(first, got(0), again, got(0, proc="d"), acked(0))) == []
     assert checkers.no_duplicate(history(first, again, got(0), acked(0), got(0, proc="d"))) == []  # it was under way
     assert names(checkers.no_duplicate(history(first, got(0), acked(0), again, got(0, proc="d")))) == ["C3"]
+    seek, done = ("a", "invoke", "seek-to", [T, "s", 0]), ("a", "ok", "seek-to", [T, "s", 0])
+    assert checkers.no_duplicate(history(first, got(0), seek, acked(0), done, again, got(0, proc="d"))) == []
+    assert names(checkers.no_duplicate(history(first, seek, done, got(0), acked(0), again, got(0, proc="d")))) == ["C3"]
     twice = history(got(0, "1:0"), got(0, "1:9"))
     assert checkers.no_duplicate(twice) == []
     assert names(checkers.no_duplicate(twice, stored_once=True)) == ["C3"]

@@ -322,7 +322,10 @@ class ScalableConsumer:
         if url is None or broker_id == self._service.ownership.broker_id:
             raise NotReady(f"The leader {broker_id} of {self.wanted.topic} is not known here yet; try again.")
         host, port = parse_url(url)[0]
-        return await open_connection(self._service.runtime, ClientConfig(), host, port)
+        # A dead leader must be noticed well before the next one would give the consumer up.
+        grace = self._service.scalable_config.consumer_grace_seconds
+        keep_alive = max(0.1, min(self._service.config.keep_alive_seconds, grace / 4))
+        return await open_connection(self._service.runtime, ClientConfig(keep_alive_seconds=keep_alive), host, port)
 
     def _settle(self, place: _Place, number: RegistrationNumber | None) -> None:
         self._number = number

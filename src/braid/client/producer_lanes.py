@@ -26,7 +26,7 @@ from braid.client.layouts import LayoutSession
 from braid.client.producer_drafts import Draft, ProducerOptions, Window
 from braid.errors import BraidError, Closed, ProducerBusy
 from braid.model.layout import SegmentLayout
-from braid.model.routing import Routing
+from braid.model.routing import Routing, ring_hash
 from braid.model.segments import SegmentInfo, physical_name
 from braid.runtime.clock import Timer
 from braid.runtime.tasks import Tasks
@@ -315,18 +315,23 @@ class LaneSet:
         inquiry.start()
 
     def _move(self, lane: TopicProducer) -> None:
-        """Hand a frozen lane's messages to the lanes of its children, which then need not wait for it any more."""
+        """Hand a frozen lane's messages to the next lanes of their keys, which then need not wait for it any more.
+
+        The next one may be frozen too and wait for others, with newer messages of these keys: they join it there. In a lane
+        beyond it they would be overtaken, should that one be frozen as well before the one between has moved.
+        """
         self._frozen.remove(lane)
         if (inquiry := self._inquiries.pop(lane, None)) is not None:
             self._retire(inquiry)
         drafts = lane.take_back()
         blocked = self._blocked_by(lane)
+        between = [each for each in self._frozen if lane in each.blockers and each.failure is None]
         children = [each for each in self.lanes.values() if lane in each.blockers]
-        by_child: dict[TopicProducer, list[Draft]] = {}
+        by_next: dict[TopicProducer, list[Draft]] = {}
         for draft in drafts:
-            by_child.setdefault(self._child_of(draft, children), []).append(draft)
-        for child, moved in by_child.items():
-            child.take_over(moved)
+            by_next.setdefault(self._next_of(draft, between, children), []).append(draft)
+        for each, moved in by_next.items():
+            each.take_over(moved)
         if drafts:
             log.info("%r: %d messages go to newer segments", lane, len(drafts))
         self._retire(lane)
@@ -337,9 +342,15 @@ class LaneSet:
             else:
                 self._try_release(each)
 
-    def _child_of(self, draft: Draft, children: list[TopicProducer]) -> TopicProducer:
-        if (draft.key is not None or not children) and self._layout is not None:
-            return self._route(self._layout, draft.key)
+    def _next_of(self, draft: Draft, between: list[TopicProducer], children: list[TopicProducer]) -> TopicProducer:
+        layout = self._layout
+        if (draft.key is not None or not children) and layout is not None:
+            if between and draft.key is not None:
+                hash16 = ring_hash(layout.routing, draft.key)
+                for each in between:  # older ones first
+                    if each.segment is None or each.segment.hash_range.covers(hash16):
+                        return each
+            return self._route(layout, draft.key)
         self._turn += 1
         return children[self._turn % len(children)]
 

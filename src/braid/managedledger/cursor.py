@@ -386,6 +386,9 @@ class ManagedCursor:
         if self._store is not None:
             try:
                 await self._store.delete()
+            except LedgerFenced as error:
+                self._log.lost(error)
+                raise
             except BaseException:
                 self._is_stopped = False
                 if self._is_dirty:

@@ -245,6 +245,10 @@ class ScriptedTopic:
                 found[key].append(payload)
         return found
 
+    def attached(self) -> list[str]:
+        """The names of the lanes that are at the broker now."""
+        return [name for connection in self.connections for name, _where, _dedup in connection.producers.values()]
+
     def count(self) -> int:
         return sum(len(segment.messages) for segment in self.segments.values())
 

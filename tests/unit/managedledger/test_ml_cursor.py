@@ -255,6 +255,16 @@ async def test_fenced_cursor_ledger_ends_the_log(world: Any, kit: Any) -> None:
     assert log.is_fenced
 
 
+@pytest.mark.inv("INV2")
+async def test_a_deletion_that_finds_another_owner_ends_the_log(world: Any, kit: Any) -> None:
+    """Found by simulation: the stale owner kept the topic and was asked for ever."""
+    log, cursor, _positions = await filled(world, kit)
+    await world.open()
+    with pytest.raises(LedgerFenced):
+        await cursor.delete()
+    assert log.is_fenced
+
+
 async def test_out_of_space_for_cursor_ledgers(world: Any, kit: Any) -> None:
     faults = kit.Faults()
     _log, cursor, positions = await filled(world, kit, faults=faults)

@@ -123,13 +123,15 @@ def no_duplicate(events: Sequence[Event], *, once: Iterable[str] = (), stored_on
     delivered: dict[tuple[str, MessageKey], Event] = {}
     subscribed: dict[str, float] = {}
     exact = set(once)
+    resetting: set[str] = set()
     found = []
     for event in events:
         if event.op == "subscribe" and event.kind == "invoke":
             subscribed[event.proc] = event.t
-        elif event.op in RESETS:
+        elif event.op in RESETS:  # until it has ended, acknowledgments mean nothing
             acknowledged = {at: done for at, done in acknowledged.items() if at[0] != event.value[1]}
-        elif event.op == "ack" and event.kind == "ok":
+            (resetting.discard if event.kind in ("ok", "fail") else resetting.add)(event.value[1])
+        elif event.op == "ack" and event.kind == "ok" and event.value[1] not in resetting:
             acknowledged.setdefault((event.value[1], _message(event), event.value[5]), event)
         elif event.op == "deliver":
             subscription, place = event.value[1], event.value[5]

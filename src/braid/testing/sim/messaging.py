@@ -33,6 +33,9 @@ FAULTS = (
 )
 HEALING = 90.0
 """Seconds after the last fault by which everything begun must be finished: a session, timeouts of the SDK, some tries."""
+QUIET = 25.0
+"""Seconds without a message after which nothing more is expected: a link that is half open is noticed, then the longest pause
+before connecting again."""
 BOUNDS = {"send": 45.0, "ack": 120.0}
 """Seconds an operation of the SDK may take. An acknowledgment has no timeout of its own: it waits until its consumer is back,
 so its bound is the longest time of faults and the healing after it."""
@@ -137,7 +140,7 @@ class Messaging:
         for consumer in consumers:
             consumer.last_message = max(consumer.last_message, self.world.loop.time())
         until = self.world.loop.time() + HEALING
-        while any(self.world.loop.time() - each.last_message < 15.0 for each in consumers):
+        while any(self.world.loop.time() - each.last_message < QUIET for each in consumers):
             if self.world.loop.time() > until:
                 break
             await asyncio.sleep(1.0)
