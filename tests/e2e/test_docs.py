@@ -14,7 +14,7 @@ from braid.testing.broker import BackgroundBroker
 from braid.web.config import StandaloneConfig
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/guides/quickstart.md"]
+PAGES = ["README.md", "docs/guides/quickstart.md", "docs/guides/scalable-topics.md", "docs/guides/sdk.md"]
 DOCUMENTED_URL = "pulsar://localhost:6650"
 
 
