@@ -14,7 +14,7 @@ from braid.client import checkpoint_consumer
 from braid.client.checkpoints import Checkpoint, check_fits
 from braid.client.producer import Producer
 from braid.client.producer_lanes import LaneSet
-from braid.client.stream_consumer import StreamConsumer
+from braid.client.stream_consumer import StreamConsumer, StreamLane
 from braid.model.assignment import in_order
 from braid.scalable import coordinator, draining, plans_layout, plans_upkeep
 from braid.scalable.dag_watch import DagWatchSession
@@ -106,8 +106,8 @@ def early_flush() -> list[Patch]:
 
 
 def any_incarnation() -> list[Patch]:
-    def lenient(checkpoint: Checkpoint, topic: str, incarnation: str, layout: Any) -> None:
-        check_fits(msgspec.structs.replace(checkpoint, incarnation=incarnation), topic, incarnation, layout)
+    def lenient(checkpoint: Checkpoint, topic: str, incarnation: str, *more: Any, **options: Any) -> None:
+        check_fits(msgspec.structs.replace(checkpoint, incarnation=incarnation), topic, incarnation, *more, **options)
 
     return [(checkpoint_consumer, "check_fits", lenient)]
 
@@ -149,7 +149,7 @@ SCALABLE_PLANTS: dict[int, Plant] = {
         "W6",
         6,
         ("C3", "C4", "C5"),
-        lambda: changed(StreamConsumer, "_give_away", "while lane.is_unresolved and not lane.is_cut_off:", "while False:"),
+        lambda: [(StreamLane, "is_unresolved", property(lambda _lane: False))],
     ),
     30: Plant("topic re-created under the same name accepts an old checkpoint", "W3", 0, ("C17",), any_incarnation),
     32: Plant(

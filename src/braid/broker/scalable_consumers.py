@@ -439,7 +439,7 @@ def number_of(
 
 def write_assignment(assignment: ConsumerAssignment) -> messages.ScalableConsumerAssignment:
     """An assignment for the wire."""
-    made = messages.ScalableConsumerAssignment(layout_epoch=assignment.layout_epoch)
+    made = messages.ScalableConsumerAssignment(layout_epoch=assignment.layout_epoch, resets=assignment.resets or None)
     for each in assignment.segments:
         made.segments.add(
             segment_id=each.segment_id,
@@ -458,4 +458,5 @@ def read_assignment(body: messages.ScalableConsumerAssignment) -> ConsumerAssign
             AssignedSegment(each.segment_id, HashRange.of(each.hash_start, each.hash_end), each.segment_topic)
             for each in body.segments
         ),
+        resets=body.resets,
     )

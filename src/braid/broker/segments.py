@@ -371,6 +371,33 @@ async def subscribe(
     return made
 
 
+async def check_assigned(service: BrokerService, topic: Topic, name: str, consumer: str, resets: int | None) -> None:
+    """A stream consumer reads a segment only while the leader's records give it to it (INV8), and only if it knows of every
+    reset (`resets`, if its client counts them), because it would acknowledge anew what was set back. Raises NotReady: it is
+    told its segments, and tries again. Other names than those that stream consumers have in segments are not looked at.
+
+    To be asked before the consumer is attached, and again before it gets anything: whoever takes the segment away meanwhile
+    has written that down before it looks who is attached.
+    """
+    descriptor = topic.name.descriptor
+    session, separator, number = consumer.rpartition("-seg-")
+    if descriptor is None or not separator or number != str(descriptor.segment_id):
+        return
+    parent, incarnation = topic.name.parent, topic.log.properties.get(INCARNATION, "")
+    # In this order: if no reset is found afterwards, none came between the two.
+    registration = await service.records.registration(parent, name, session)
+    record = await service.records.subscription(parent, name, incarnation)
+    if record is None or record.type != "STREAM":
+        return
+    if record.is_resetting or (resets is not None and resets < record.resets):
+        raise NotReady(f"The subscription {name} of {parent} was reset, which {session} is about to be told; try again.")
+    is_known = registration is not None and registration.mark in ("", record.mark(incarnation))
+    if registration is None or not is_known or descriptor.segment_id not in registration.segments:
+        raise NotReady(
+            f"Segment {number} of {parent} is not assigned to {session} in {name} at the moment; it will be told when it is."
+        )
+
+
 def _check_kind(topic: TopicName, name: str, record: SubscriptionMetadata, sub_type: SubType | None) -> None:
     is_exclusive = sub_type in (None, SubType.EXCLUSIVE)
     if record.type == "QUEUE" or (record.type == "STREAM" and is_exclusive):

@@ -18,8 +18,10 @@ from braid.model.names import Domain, NamespaceName, TopicName
 from braid.model.names import decode as decode_name
 from braid.model.segments import SegmentInfo, physical_name
 from braid.scalable.records import (
+    RegistrationRecord,
     ScalableTopicMetadata,
     SubscriptionMetadata,
+    consumer_path,
     decode,
     from_record,
     namespace_path,
@@ -97,6 +99,12 @@ class TopicRecords:
         found = await self._store.get(key, fresh=True)
         record = None if found is None else decode(SubscriptionMetadata, key, found.value)
         return None if record is None or record.is_foreign(incarnation) else record
+
+    async def registration(self, topic: TopicName, subscription: str, consumer: str) -> RegistrationRecord | None:
+        """What the leader has written down of a stream consumer."""
+        key = consumer_path(topic, subscription, consumer)
+        found = await self._store.get(key, fresh=True)
+        return None if found is None else decode(RegistrationRecord, key, found.value)
 
     async def needing_cursors(self, topic: TopicName, incarnation: str) -> list[str]:
         """The topic's subscriptions that have a cursor on every segment. One that cannot be understood is taken for one."""

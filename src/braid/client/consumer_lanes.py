@@ -55,6 +55,8 @@ class LaneOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Topic named in messages, if it is not the lane's own."""
     origin: Origin | None = None
     """The consumer named in messages."""
+    resets: int | None = None
+    """Of a stream consumer: how many resets of the subscription it knows of; the broker lets it in only if these are all."""
 
 
 def message_id_data(position: tuple[int, int], mask: int) -> pb.MessageIdData:

@@ -37,6 +37,8 @@ class Assignment(msgspec.Struct, frozen=True):
     """Physical name by segment id."""
     is_first: bool
     """Whether it answers a registration: what happened since the last one may have been missed."""
+    resets: int
+    """How often the subscription was reset."""
 
 
 class ConsumerSession:
@@ -180,7 +182,7 @@ class ConsumerSession:
             return
         self._epoch = body.layout_epoch
         topics = {each.segment_id: each.segment_topic for each in body.segments}
-        self._assigned(Assignment(body.layout_epoch, topics, is_first))
+        self._assigned(Assignment(body.layout_epoch, topics, is_first, body.resets))
 
     def _end(self, error: BraidError) -> None:
         self._failure = error

@@ -135,6 +135,8 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
         )
         self._wanted: Mapping[int, str] = {}
         """The assignment: physical names by segment id."""
+        self._resets = 0
+        """How often the subscription was reset, as far as is known."""
         self._gone: set[int] = set()
         """Assigned segments that do not exist any more."""
         self._handed: dict[int, MessageId] = {}
@@ -254,6 +256,10 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
         if self.is_closed or self.failure is not None:
             return
         wanted = self._wanted = assignment.topics
+        if assignment.resets > self._resets:
+            self._resets = assignment.resets
+            for lane in self._lanes.values():
+                self._discard(lane)
         self._gone = set() if assignment.is_first else self._gone & wanted.keys()
         for segment_id, lane in list(self._lanes.items()):
             if segment_id not in wanted and lane.releasing is None:
@@ -277,6 +283,7 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
             segment_id=segment_id,
             shown_topic=self.topic,
             origin=self._origin,
+            resets=self._resets if topic.startswith("segment://") else None,
         )
         lane = self._lanes[segment_id] = StreamLane(self.client, self, topic, options)
         self._begin(lane)
@@ -291,6 +298,19 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
     def _release(self, lane: StreamLane) -> None:
         lane.withheld = self._queue.drop(lane)
         lane.releasing = self._tasks.spawn(self._give_away(lane), f"release segment {lane.segment_id}")
+
+    def _discard(self, lane: StreamLane) -> None:
+        """The subscription was reset: what was handed out and acknowledged before means nothing any more. Another lane follows
+        if the segment is ours."""
+        lane.forget_acks()
+        self._queue.drop(lane)
+        self._handed.pop(lane.segment_id, None)
+        self._vector_of = None
+        if not lane.is_leaving:
+            if lane.releasing is not None:
+                lane.releasing.cancel()
+            lane.is_leaving = True
+            lane.releasing = self._tasks.spawn(self._replace(lane), f"leave segment {lane.segment_id}")
 
     def _keep(self, lane: StreamLane, releasing: asyncio.Task[Any]) -> None:
         """The segment came back before it was given away: what was dropped from the queue is sent again."""
@@ -330,6 +350,10 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
             finally:
                 timer.cancel()
         lane.is_leaving = True
+        await self._replace(lane)
+
+    async def _replace(self, lane: StreamLane) -> None:
+        """Close a lane that is leaving, and open another one if the segment is ours again."""
         await lane.close()
         segment_id = lane.segment_id
         if self._lanes.get(segment_id) is lane:

@@ -126,6 +126,7 @@ class TopicConsumer(Attachment):
                     initial_position=options.initial,
                     schema=options.codec.schema,
                     consumer_epoch=None if self._is_shared else self._epoch,
+                    resets=options.resets,
                 )
             )
         except BaseException as error:
@@ -240,6 +241,11 @@ class TopicConsumer(Attachment):
             self._up_to = message_id
         if not self._are_acks_queued:
             self._queue_acks()
+
+    def forget_acks(self) -> None:
+        """Send nothing of what waits to be acknowledged: the subscription was set back since."""
+        self._up_to = None
+        self._acks.clear()
 
     async def confirm_up_to(self, message_id: MessageId) -> None:
         """Acknowledge cumulatively and return once the broker has that durable, over reconnects."""

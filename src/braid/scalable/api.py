@@ -146,6 +146,8 @@ class ConsumerAssignment(msgspec.Struct, frozen=True):
     segments: tuple[AssignedSegment, ...] = ()
     number: RegistrationNumber | None = None
     """In the answer to a registration: its number, to be given when it is made again with another leader."""
+    resets: int = 0
+    """How often the subscription was reset: what a consumer knows from before the last time is void."""
 
 
 class ConsumerHandle(Protocol):

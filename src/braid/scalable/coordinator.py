@@ -127,7 +127,7 @@ class SubscriptionCoordinator:
             found = await self._registrations.load()
             claimed = await self._registrations.save_all({name: absent_since(now) for name in found})
             self._check_alive()
-            is_reset = self.record.pending is not None and self.record.pending.kind in ("seek", "clear-backlog")
+            is_reset = self.record.is_resetting
             if is_reset:  # what was assigned proves nothing any more, and nobody gets anything before `resume`
                 self._before = {name: registration.segments for name, registration in claimed.items()}
             for name, registration in claimed.items():
@@ -285,13 +285,14 @@ class SubscriptionCoordinator:
             self.drains.forget()
             await self._rebalance(must_save=True)
             taken = {number for each in self._before.values() for number in each}
-        if self.has_barrier and any(each.is_connected for each in self._sessions.values()):
+        if self.has_barrier:  # also of those whose registration is not connected: they may be attached nevertheless
             left = [item for number in taken if (item := self._layout.all_segments.get(number)) is not None]
             await until_released(self._clock, self._segments, self.topic, self.name, left)
         self.drains.forget()
 
-    async def resume(self) -> None:
-        """Give the segments back, to those who had them as far as may be."""
+    async def resume(self, record: SubscriptionMetadata) -> None:
+        """Give the segments back, to those who had them as far as may be; `record` is the subscription's after the reset."""
+        self.record = record
         self.drains.forget()
         self._reset_ms = self._clock.now_ms()
         if self.has_barrier and self._sessions:
@@ -371,6 +372,7 @@ class SubscriptionCoordinator:
         return ConsumerAssignment(
             self._layout.epoch,
             tuple(AssignedSegment(each.segment_id, each.hash_range, str(physical_name(self.topic, each))) for each in known),
+            resets=self.record.resets,
         )
 
     # Sessions.
@@ -425,7 +427,7 @@ class SubscriptionCoordinator:
     def _gone(self, session: ConsumerSession) -> None:
         """A connected consumer that has left without a word."""
         if session.handle is not None and self._leadership.holds():
-            session.handle.push(ConsumerAssignment(self._layout.epoch))
+            session.handle.push(ConsumerAssignment(self._layout.epoch, resets=self.record.resets))
             session.detach(self._clock.now_ms())
             self._expire(session)
 

@@ -135,6 +135,12 @@ class SubscriptionMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="ca
     leader_epoch: int = 0
     incarnation: str = ""
     """Of the topic it was made for; empty for a regular topic's (INV5)."""
+    resets: int = 0
+    """How often a seek or clear-backlog was finished, so that a consumer that was away learns of it."""
+
+    @property
+    def is_resetting(self) -> bool:
+        return self.pending is not None and self.pending.kind in ("seek", "clear-backlog")
 
     def is_foreign(self, incarnation: str) -> bool:
         """Whether it was left behind by an earlier topic of the name: then it is garbage, as if it were not there."""

@@ -141,7 +141,7 @@ class SubscriptionPlans:
                     log.info("finishing the %s of subscription %s of %s", record.pending.kind, name, self._topic)
                     await self._roll(name, record)
                 else:
-                    await self._give_back(name)
+                    await self._give_back(name, record)
             except StaleLeader:
                 raise
             except BraidError as error:
@@ -269,9 +269,9 @@ class SubscriptionPlans:
         async with step(f"{called}:reset"):
             await each(self._all(), reset)
         async with step(f"{called}:finish"):
-            await self._done(name)
+            record = await self._change(name, _after_reset)
         async with step(f"{called}:give-back"):
-            await self._give_back(name)
+            await self._give_back(name, record)
 
     async def _reset(self, name: str, segment: SegmentInfo, change: SubscriptionChange) -> None:
         """Move one cursor, making it if it is missing. The owner's append times decide; a segment made at or after the time is
@@ -302,10 +302,10 @@ class SubscriptionPlans:
             operation=operation,
         )
 
-    async def _give_back(self, name: str) -> None:
+    async def _give_back(self, name: str, record: SubscriptionMetadata) -> None:
         coordinator = self._coordinator(name)
         if coordinator is not None and coordinator.is_revoked and not coordinator.is_closed:
-            await coordinator.resume()
+            await coordinator.resume(record)
 
     # Records and segments.
 
@@ -385,6 +385,11 @@ class SubscriptionPlans:
     def _check_leading(self) -> None:
         if not self._leadership.holds():
             raise StaleLeader(f"The leader of {self._topic} may have a successor, so nothing more was done.")
+
+
+def _after_reset(old: SubscriptionMetadata) -> SubscriptionMetadata:
+    """The record once every cursor is moved; the same if that is written already."""
+    return msgspec.structs.replace(old, pending=None, resets=old.resets + 1) if old.is_resetting else old
 
 
 def _called(kind: SubscriptionOperation) -> str:

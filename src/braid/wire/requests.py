@@ -168,6 +168,7 @@ def subscribe(
     metadata: Mapping[str, str] | None = None,
     properties: Mapping[str, str] | None = None,
     consumer_epoch: int | None = None,
+    resets: int | None = None,
 ) -> bytes:
     """SUBSCRIBE; a reader is a subscription that is not durable and has a start."""
     body = CommandSubscribe(
@@ -185,6 +186,7 @@ def subscribe(
         metadata=_pairs(metadata),
         subscription_properties=_pairs(properties),
         consumer_epoch=consumer_epoch,
+        resets=resets,
     )
     return encode(CommandType.SUBSCRIBE, body)
 

@@ -15,6 +15,8 @@ import braid
 from braid.client import Client
 from braid.client.client import Initial
 from braid.client.config import ClientConfig
+from braid.client.connection import Connection
+from braid.client.consumer_session import Assignment
 from braid.client.messages import Message, MessageId
 from braid.client.stream_consumer import StreamConsumer
 from braid.errors import BraidError, Closed, ConsumerDisplaced, DeadlineExceeded, InvalidArgument, NotAllowed, TopicNotFound
@@ -415,6 +417,70 @@ async def test_seeking_brings_messages_again(broker: InProcessBroker, client: Cl
         new = Seen()
         await drain(consumer, 32, new)
         new.check(32)
+
+
+@pytest.mark.parametrize("is_early", [False, True], ids=["told first", "attaching first"])
+async def test_a_consumer_that_is_away_during_a_seek_gets_everything_again(
+    broker: InProcessBroker, client: Client, monkeypatch: pytest.MonkeyPatch, is_early: bool
+) -> None:
+    """It takes what it gets for new, and does not send its acknowledgements of before again."""
+    controller = await leader(broker)
+    async with client.stream_consumer(TOPIC, "s") as consumer:
+        await produce(client, 0, 16)
+        old = [await consumer.receive(SECONDS) for _ in range(16)]
+        await consumer.acknowledge_cumulative(old[-1], wait=True)
+        may_attach, may_register = asyncio.Event(), asyncio.Event()
+        locate, register = client.locate, consumer._session._register
+
+        async def located(topic: str) -> Connection:
+            await may_attach.wait()
+            return await locate(topic)
+
+        async def registered() -> None:
+            await may_register.wait()
+            await register()
+
+        monkeypatch.setattr(client, "locate", located)
+        monkeypatch.setattr(consumer._session, "_register", registered)
+        lanes = list(consumer._lanes.values())
+        for connection in list(client._connections.values()):
+            connection.abort(Closed("test"))
+        await until(lambda: all(lane.connection is None for lane in lanes))
+        await consumer.acknowledge_cumulative(old[-1])
+        await controller.seek("s", 0)
+        if is_early:
+            may_attach.set()
+            await until(lambda: all(lane.attachments > 2 for lane in lanes))  # it tries, and is not let in
+        may_register.set()
+        await until(lambda: consumer._resets == 1)
+        may_attach.set()
+        for message in old:
+            await consumer.acknowledge_cumulative(message)
+        new = Seen()
+        await drain(consumer, 16, new)
+        new.check(16)
+
+
+async def test_a_reset_makes_lanes_anew_that_are_being_given_away(broker: InProcessBroker, client: Client) -> None:
+    async with client.stream_consumer(TOPIC, "s") as consumer:
+        await produce(client, 0, 16)
+        old = [await consumer.receive(SECONDS) for _ in range(16)]
+        lanes = dict(consumer._lanes)
+
+        def push(resets: int, topics: dict[int, str]) -> None:
+            consumer._assign(Assignment(0, topics, False, resets))
+
+        topics = dict(consumer._wanted)
+        push(0, {0: topics[0]})
+        assert consumer.segments == [0]  # 1 waits for acknowledgements
+        await consumer.acknowledge_cumulative(old[-1])  # too late: not sent yet
+        push(1, topics)
+        await until(lambda: consumer.segments == [0, 1])
+        assert not set(lanes.values()) & set(consumer._lanes.values())
+        await consumer.acknowledge_cumulative(old[-1])  # says nothing any more
+        new = Seen()
+        await drain(consumer, 16, new)
+        new.check(16)
 
 
 async def test_regular_topics_have_stream_consumers_too(broker: InProcessBroker, client: Client) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.unit.scalable.coordination import TOPIC, Leader, World, held, ids, join, virtually
+from tests.unit.scalable.coordination import TOPIC, Client, Leader, World, held, ids, join, virtually
 
 from braid.errors import (
     Conflict,
@@ -19,6 +19,7 @@ from braid.metadata.claims import StaleLeader
 from braid.model.layout import SegmentLayout
 from braid.model.segments import physical_name
 from braid.runtime.plans import Moment, watching
+from braid.scalable.api import ConsumerRegistration
 from braid.scalable.config import ScalableConfig
 from braid.scalable.records import SubscriptionMetadata
 from braid.scalable.subscription_plans import SubscriptionPlans
@@ -149,6 +150,70 @@ def test_a_seek_takes_everything_away_resets_and_gives_back_in_order() -> None:
         assert sorted(number for each in held(coordinator).values() for number in each) == [1, 2, 3]
         assert (await world.subscription()).pending is None  # type: ignore[union-attr]
         assert b.pushed[0].segments == ()
+
+    virtually(main)
+
+
+@pytest.mark.inv("INV8")
+def test_a_reset_waits_also_for_those_who_are_attached_and_not_registered_yet() -> None:
+    async def main(world: World) -> None:
+        layout = SegmentLayout.initial(2, 10)
+        world.segments.fill(TOPIC, layout, 2, "sub")
+        first = await world.leader()
+        await coordinated(world, first, layout)
+        await join(first.coordinators["sub"], "a")
+        await first.crash()
+        leader = await world.leader()
+        coordinator = leader.coordinator(layout, await world.subscription())
+        await coordinator.restore()
+        attached = world.segments.at(layout, 1).attached
+        attached.append("a-seg-1")
+        loop = asyncio.get_running_loop()
+        loop.call_later(1.0, attached.clear)
+        resets: list[tuple[tuple[int, ...], bool]] = []
+
+        def look(operation: str, _segment: str) -> None:
+            if operation == "seek":
+                resets.append((held(coordinator)["a"], bool(attached)))
+
+        world.segments.hook = look
+        await leader.plans(lambda: layout).seek("sub", 0)
+        assert resets == [((), False)] * 2
+        assert held(coordinator) == {"a": (0, 1)}
+
+    virtually(main)
+
+
+def test_assignments_tell_how_often_the_subscription_was_reset() -> None:
+    async def main(world: World) -> None:
+        layout = SegmentLayout.initial(2, 10)
+        world.segments.fill(TOPIC, layout, 2, "sub")
+        first = await world.leader()
+        await coordinated(world, first, layout)
+        coordinator = first.coordinators["sub"]
+        a, _ = await join(coordinator, "a")
+        plans = first.plans(lambda: layout)
+        await plans.seek("sub", 0)
+        await plans.clear_backlog("sub")
+        told = [(ids(each), each.resets) for each in a.pushed]
+        assert told == [([], 0), ([0, 1], 1), ([], 1), ([0, 1], 2)]
+        await plans.roll_forward()
+        assert (await world.subscription()).resets == 2  # type: ignore[union-attr]
+
+        async def crash(step: str, when: Moment) -> None:
+            if (step, when) == ("seek:finish", "after"):
+                raise Crash
+
+        with watching(crash), pytest.raises(Crash):
+            await plans.seek("sub", 0)
+        await first.crash()
+        second = await world.leader()
+        coordinator = second.coordinator(layout, await world.subscription())
+        await second.plans(lambda: layout).roll_forward()
+        a = Client("a")
+        assert (await coordinator.register(ConsumerRegistration("a", 1, a))).resets == 3
+        await asyncio.sleep(1)
+        assert [(ids(each), each.resets) for each in a.pushed] == [([0, 1], 3)]
 
     virtually(main)
 

@@ -64,7 +64,9 @@ def test_schema_is_complete() -> None:
         "CommandScalableTopicSubscribe.says_goodbye",
         "CommandScalableTopicSubscribeResponse.registration_epoch",
         "CommandScalableTopicSubscribeResponse.registration_number",
+        "CommandSubscribe.resets",
         "FeatureFlags.supports_braid",
+        "ScalableConsumerAssignment.resets",
         "ScalableTopicDAG.incarnation",
         "ScalableTopicDAG.routing",
     ]

@@ -76,7 +76,10 @@ async def _subscribe(connection: BrokerConnection, body: messages.CommandSubscri
     initial: Initial = "earliest" if InitialPosition(body.initialPosition) is InitialPosition.EARLIEST else "latest"
     may_create = policies.auto_subscription_creation
     properties = {pair.key: pair.value for pair in body.subscription_properties}
-    if topic.is_segment and body.durable:
+    resets = body.resets if body.HasField("resets") else None
+    has_cursor_of_segment = topic.is_segment and body.durable
+    if has_cursor_of_segment:
+        await segments.check_assigned(service, topic, body.subscription, body.consumer_name, resets)
         subscription = await segments.subscribe(
             service,
             topic,
@@ -107,9 +110,14 @@ async def _subscribe(connection: BrokerConnection, body: messages.CommandSubscri
         partition=name.partition_index,
     )
     consumer = await subscription.attach(info, connection.link, SubType(body.subType))
-    if connection.creating["consumer", body.consumer_id]:
-        subscription.detach(consumer)
-        raise NotReady(f"Consumer {body.consumer_id} was closed while it was being created.")
+    try:
+        if has_cursor_of_segment:
+            await segments.check_assigned(service, topic, body.subscription, body.consumer_name, resets)
+        if connection.creating["consumer", body.consumer_id] or consumer.is_closed:
+            raise NotReady(f"Consumer {body.consumer_id} was closed while it was being created.")
+    except BaseException:
+        subscription.detach(consumer)  # it has no permits yet
+        raise
     connection.add_consumer(consumer)
     connection.link.write(replies.success(body.request_id))
 
