@@ -154,9 +154,9 @@ SCALABLE_PLANTS: dict[int, Plant] = {
     30: Plant("topic re-created under the same name accepts an old checkpoint", "W3", 0, ("C17",), any_incarnation),
     32: Plant(
         "merged child inherits the higher sequence of the other parent's lane",
-        "W6",
-        1,
-        ("C1", "C17"),
+        "W1",
+        27,
+        ("C1", "C3"),
         lambda: changed(
             plans_layout,
             "roll_forward",

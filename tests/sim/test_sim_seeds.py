@@ -71,6 +71,7 @@ def first_that_catches(number: int) -> tuple[int, Result | None]:
     return number, None
 
 
+@pytest.mark.timeout(400)  # twenty bugs, some need several seeds; machines are shared
 def test_every_planted_bug_is_caught(pool: Pool, capsys: pytest.CaptureFixture[str]) -> None:
     results = dict(pool.map(first_that_catches, sorted(PLANTS), chunksize=1))
     with capsys.disabled():

@@ -32,6 +32,7 @@ class Administrator:
 
     def __init__(self, world: World, name: str, rng: Random) -> None:
         self.world = world
+        self.name = name
         self.node = Node(name)
         self._rng = rng
 
@@ -126,7 +127,7 @@ class Churn(Administrator):
 
     async def _act(self, topic: str) -> None:
         chance = self._rng.random()
-        if chance < 0.72:
+        if chance < 0.66:
             await self._resize(topic)
         elif chance < 0.80:
             self._count += 1

@@ -52,7 +52,7 @@ class ScalableMessaging(Messaging):
         self.topics = [f"topic://public/default/scalable-{number}" for number in range(rng.choice((1, 1, 2)))]
         self.possible = (*FAULTS, *faults.LEADERS)
         self.seconds = rng.uniform(8.0, 25.0)
-        self.peace = rng.choice((0.0, 2.0, 4.0))
+        self.peace = rng.choice((0.0, 3.0, 6.0))
         self.churn: Churn
 
     async def prepare(self) -> None:
@@ -107,7 +107,7 @@ class ScalableMessaging(Messaging):
                         subscription,
                         Random(self.rng.random()),
                         leaves=leaves,
-                        every=self.rng.choice((1, 5, 5)),
+                        every=self.rng.choice((1, 5, 8)),
                     )
                 )
 
@@ -296,7 +296,7 @@ class LayoutChurn(ScalableMessaging):
     def add_processes(self) -> None:
         rng, topic = self.rng, self.topics[0]
         self.add_producers()
-        self.add_streams(ORDERED, "c", rng.choice((1, 2, 3)), leaves=rng.choice((0.0, 0.05, 0.15)))
+        self.add_streams(ORDERED, "c", rng.choice((1, 2, 3)), leaves=rng.choice((0.05, 0.15, 0.3)))
         self.add_streams(SOUGHT, "s", rng.choice((1, 2)))
         if not self.is_kept:
             self.processes.append(StreamProcess(self.world, "k", topic, KEEPER, Random(rng.random()), every=3))
