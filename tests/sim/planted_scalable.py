@@ -130,7 +130,9 @@ SCALABLE_PLANTS: dict[int, Plant] = {
     7: Plant("ack on consumer close", "W1", 3, ("C1",), ack_on_close),
     8: Plant("parent not drained before child", "W1", 1, ("C5", "C4"), children_before_parents),
     9: Plant("new producer per retry on a sealed parent", "W1", 11, ("C19",), producer_per_retry),
-    11: Plant("children without a subscription created during the split", "W6", 1, ("C1",), children_without_new_subscriptions),
+    11: Plant(
+        "children without a subscription created during the split", "W6", 14, ("C1",), children_without_new_subscriptions
+    ),
     12: Plant(
         "layout CAS before parent sealed",
         "W1",
@@ -143,11 +145,11 @@ SCALABLE_PLANTS: dict[int, Plant] = {
             "        await _flip(work, pending)\n        producers: dict[str, int] = {}\n",
         ),
     ),
-    22: Plant("flush returns early", "W1", 9, ("C1",), early_flush),
+    22: Plant("flush returns early", "W1", 3, ("C1",), early_flush),
     25: Plant(
         "rebalance moves a segment whose in-flight acks are unresolved",
         "W6",
-        6,
+        0,
         ("C3", "C4", "C5"),
         lambda: [(StreamLane, "is_unresolved", property(lambda _lane: False))],
     ),
@@ -180,6 +182,6 @@ SCALABLE_PLANTS: dict[int, Plant] = {
     ),
     1010: Plant("watch listener leak, of layouts", "W1", 1, ("C19",), leaking_sessions),
     1037: Plant(
-        "no reconcile of layouts while every third notification is dropped", "W6", 1, ("C1", "C17", "C18"), no_layout_reconcile
+        "no reconcile of layouts while every third notification is dropped", "W6", 7, ("C1", "C17", "C18"), no_layout_reconcile
     ),
 }

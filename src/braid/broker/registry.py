@@ -13,7 +13,7 @@ import logging
 import msgspec
 
 from braid.broker.mirror import Mirror
-from braid.errors import NotReady
+from braid.errors import NotReady, SessionLost
 from braid.metadata.api import MetadataStore, Record
 from braid.metadata.locks import LockBusy, ResourceLock, ResourceLocks
 from braid.metadata.names import encode_name
@@ -21,6 +21,7 @@ from braid.runtime.clock import Clock
 from braid.runtime.tasks import Tasks
 
 log = logging.getLogger(__name__)
+START_ATTEMPTS = 3
 ROOT = "/loadbalance/brokers"
 
 
@@ -65,7 +66,13 @@ class Registry:
     async def start(self, me: BrokerInfo, tasks: Tasks) -> None:
         """Announce this broker and learn of the others."""
         self.me = me
-        await self.register()
+        for attempt in range(1, START_ATTEMPTS + 1):
+            try:
+                await self.register()
+                break
+            except SessionLost:  # the start itself kept a busy machine longer than a session lasts; there is a new one now
+                if attempt == START_ATTEMPTS:
+                    raise
         await self._live.start(tasks)
 
     async def reload(self) -> None:

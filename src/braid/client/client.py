@@ -24,7 +24,7 @@ from braid.client.producer_drafts import ProducerOptions, compression_type
 from braid.client.queue_consumer import Backoff, QueueConsumer
 from braid.client.stream_consumer import StreamConsumer
 from braid.client.values import codec_of
-from braid.errors import BraidError, Closed, ConfigError, ConnectFailed, NotAllowed, NotReady
+from braid.errors import BraidError, Closed, ConfigError, ConnectFailed, MetadataFailure, NotAllowed, NotReady
 from braid.model.names import Domain, TopicName
 from braid.runtime.env import Runtime
 from braid.wire import requests
@@ -266,7 +266,10 @@ class Client:
         is_authoritative = False
         for _hop in range(MAX_REDIRECTS):
             asked = is_authoritative
-            body = await connection.request(lambda number: requests.lookup(number, topic, asked))  # noqa: B023 - used at once
+            try:
+                body = await connection.request(lambda number: requests.lookup(number, topic, asked))  # noqa: B023 - used at once
+            except MetadataFailure as error:  # what brokers say while a topic moves
+                raise NotReady(error.message) from error
             if body.proxy_through_service_url:
                 return await self._service_connection()
             connection = await self._connection(*parse_url(body.brokerServiceUrl)[0])

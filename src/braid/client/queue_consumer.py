@@ -108,6 +108,8 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
         """Sealed segments that everything of was acknowledged, with the time to look again."""
         self._refused: list[tuple[float, int, QueueLane, int, Position]] = []
         """Heap of entries to be sent again: time, a number to break ties, the lane and its attachment, where."""
+        self._refused_entries: set[tuple[QueueLane, int, Position]] = set()
+        """The same, to be found."""
         self._number = 0
         self._refused_timer: tuple[float, Timer] | None = None
         self._ack_timer: Timer | None = None
@@ -306,10 +308,14 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
         return fresh
 
     def _refuse(self, lane: QueueLane, message_id: MessageId, redeliveries: int) -> None:
-        """Have a message sent again after its pause."""
+        """Have a message sent again after its pause, or with a neighbour in its batch that was refused before it: the broker
+        counts how often it sends an entry, and each message of it is to be tried as often."""
+        position = Position(message_id.ledger_id, message_id.entry_id)
+        if (lane, lane.attachments, position) in self._refused_entries:
+            return
+        self._refused_entries.add((lane, lane.attachments, position))
         self._number += 1
         when = self.clock.monotonic() + self._backoff.pause(redeliveries)
-        position = Position(message_id.ledger_id, message_id.entry_id)
         heapq.heappush(self._refused, (when, self._number, lane, lane.attachments, position))
         self._set_refused_timer()
 
@@ -330,6 +336,7 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
         wanted: dict[QueueLane, dict[Position, None]] = {}
         while self._refused and self._refused[0][0] <= now:
             _when, _number, lane, attachments, position = heapq.heappop(self._refused)
+            self._refused_entries.discard((lane, attachments, position))
             if attachments == lane.attachments:  # else it was sent again when the lane was attached anew
                 wanted.setdefault(lane, {})[position] = None
         for lane, positions in wanted.items():
