@@ -145,6 +145,7 @@ class Cluster:
             standalone._handle(f"broker-{number}", runtime),
             standalone.ledgers,
             scalable=standalone.config.scalable_topics,
+            transactions=standalone.config.transactions,
         )
         await standalone._stack.enter_async_context(node)
         standalone.brokers[number] = node

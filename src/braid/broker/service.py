@@ -26,6 +26,7 @@ from braid.broker.scalable_topics import ScalableTopics
 from braid.broker.segments import LocalSegments, RoutedSegments
 from braid.broker.topic import Topic
 from braid.broker.topic_records import INCARNATION, TopicRecords
+from braid.broker.transactions import Transactions
 from braid.errors import (
     BraidError,
     Closed,
@@ -44,9 +45,11 @@ from braid.model.positions import EARLIEST
 from braid.runtime.env import Runtime
 from braid.runtime.tasks import Tasks
 from braid.scalable.config import ScalableConfig
+from braid.txn.config import TransactionConfig
 
 log = logging.getLogger(__name__)
 DEFAULT_SCALABLE = ScalableConfig()
+DEFAULT_TRANSACTIONS = TransactionConfig()
 SAMPLED_AT_ONCE = 50
 """Topics whose counters are looked at without a pause."""
 CLOSING_AT_ONCE = 64
@@ -65,6 +68,7 @@ class BrokerService(ScalableTopics):
         schemas: SchemaStorage,
         *,
         scalable: ScalableConfig = DEFAULT_SCALABLE,
+        transactions: TransactionConfig = DEFAULT_TRANSACTIONS,
     ) -> None:
         super().__init__(Namespaces(metadata, config), logs, TopicRecords(metadata), has_scalable=scalable.enabled)
         self.runtime = runtime
@@ -78,6 +82,7 @@ class BrokerService(ScalableTopics):
         """What this broker does to the segments it owns."""
         self.segments = RoutedSegments(self, self.local_segments)
         self._compose(runtime, metadata, scalable, self.segments)
+        self.transactions = Transactions(runtime, metadata, transactions)
         self.budget = PublishBudget(config.max_pending_publish_bytes)
         self.topics: dict[str, Topic] = {}
         self._loading: dict[str, asyncio.Future[Topic]] = {}
@@ -113,6 +118,7 @@ class BrokerService(ScalableTopics):
         )
         await self.ownership.start(me)
         await self._start_scalable()
+        await self.transactions.start()
 
     async def close(self) -> None:
         """Close every topic, then stop. Other brokers take over when the topics are closed."""
@@ -122,6 +128,7 @@ class BrokerService(ScalableTopics):
         for loading in list(self._loading.values()):
             await asyncio.wait([loading])
         await self._close_topics(list(self.topics.values()))
+        await self.transactions.close()
         await self._tasks.close()
         await self.ownership.close()
 
@@ -129,6 +136,7 @@ class BrokerService(ScalableTopics):
         """End at once, as a crash would: nothing more is written, nobody is told anything."""
         self._is_closed = True
         self._kill_scalable()
+        self.transactions.kill()
         self.ownership.kill()
         self._tasks.cancel()
         for topic in list(self.topics.values()):

@@ -13,6 +13,7 @@ from braid.managedledger.config import ManagedLedgerConfig
 from braid.runtime.config import setting
 from braid.runtime.logs import LogSettings
 from braid.scalable.config import ScalableConfig
+from braid.txn.config import TransactionConfig
 
 
 class StorageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,4 +48,5 @@ class StandaloneConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ledger: LocalSettings = LocalSettings()
     managed_ledger: ManagedLedgerConfig = ManagedLedgerConfig()
     scalable_topics: ScalableConfig = ScalableConfig()
+    transactions: TransactionConfig = TransactionConfig()
     log: LogConfig = LogConfig()

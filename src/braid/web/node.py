@@ -26,6 +26,7 @@ from braid.metadata.api import MetadataStore
 from braid.runtime.env import Runtime
 from braid.runtime.tasks import Tasks
 from braid.scalable.config import ScalableConfig
+from braid.txn.config import TransactionConfig
 
 if TYPE_CHECKING:
     from braid.web.http import HttpServer
@@ -44,6 +45,7 @@ class BrokerNode:
         ledgers: LedgerStore,
         *,
         scalable: ScalableConfig | None = None,
+        transactions: TransactionConfig | None = None,
         on_claim: Callable[[str, Collection[int]], None] | None = None,
         with_http: bool = True,
     ) -> None:
@@ -68,6 +70,7 @@ class BrokerNode:
             factory,
             SchemaStorage(runtime, metadata, resolver),
             scalable=scalable or ScalableConfig(),
+            transactions=transactions or TransactionConfig(),
         )
         self.server = BrokerServer(self.service, with_http=with_http)
 

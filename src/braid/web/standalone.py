@@ -130,6 +130,7 @@ class Standalone:
             self._handle(f"broker-{number}", runtime),
             self.ledgers,
             scalable=self.config.scalable_topics,
+            transactions=self.config.transactions,
             on_claim=None if self._sweep is None else self._sweep.claimed,
             with_http=self._with_http,
         )

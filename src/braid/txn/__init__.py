@@ -1,0 +1,1 @@
+"""Transactions decided by one compare-and-swap: coordinator, transaction buffer, pending acknowledgments, sweeps."""

@@ -1,0 +1,206 @@
+"""What transactions leave in the metadata store: paths, values, index entries (PIP-473, settled questions).
+
+| path | value | index entries |
+|---|---|---|
+| `/txn/<root>` | `TxnHeader` | OPEN: open by deadline; else: final by state and time |
+| `/txn-op/<root>/<sub>-<seq>` | `TxnOp` | writes by segment, or acks by segment and subscription |
+| `/txn-sub/<root>/s-<seq>` | empty; the sequence number is the sub number | |
+| `/txn-aborted/<encSegment>/<txn>` | `AbortedTxn` | |
+| `/txn-serial/<coordinator>` | `SerialBlock` | |
+
+Everything of a root has the partition key `<root>`. Owns names and shapes only; pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeVar
+
+import msgspec
+
+from braid.errors import StoreMismatch
+from braid.metadata.names import encode_name
+from braid.model.positions import Position
+from braid.model.txn import TxnId
+
+HEADERS = "/txn"
+OPS = "/txn-op"
+SUBS = "/txn-sub"
+ABORTED = "/txn-aborted"
+SERIALS = "/txn-serial"
+COORDINATORS = "/txn-tc/leader"
+PARALLELISM = "/txn-tc/parallelism"
+
+WRITES_BY_SEGMENT = "writes-by-segment"
+ACKS_BY_SEGMENT_SUBSCRIPTION = "acks-by-segment-subscription"
+TXN_BY_DEADLINE = "txn-by-deadline"
+TXN_BY_FINAL_STATE = "txn-by-final-state"
+
+State = Literal["OPEN", "COMMITTED", "ABORTED"]
+Kind = Literal["write", "ack"]
+T = TypeVar("T")
+
+
+class TxnHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The one record that decides."""
+
+    state: State
+    timeout_ms: int
+    """Absolute, since the epoch."""
+    created_ms: int
+    finalized_ms: int | None = None
+    owner: str | None = None
+    """Principal that began it; None if there was none."""
+    is_decider: bool = msgspec.field(name="decider", default=False)
+    """Has sub-transactions; `winners` counts, and the deadline may be renewed."""
+    winners: tuple[int, ...] = ()
+    """Sub numbers that a committed decider lets live; everything else of it is aborted, except its own sub 0."""
+    format_version: int = msgspec.field(name="formatVersion", default=1)
+
+    @property
+    def is_open(self) -> bool:
+        return self.state == "OPEN"
+
+    def outcome(self, sub: int) -> State:
+        """What became of one of its sub-transactions (0 = itself)."""
+        if self.state == "COMMITTED" and sub and sub not in self.winners:
+            return "ABORTED"
+        return self.state
+
+
+class TxnOp(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A transactional write or acknowledgment, written down before it happens (INV10)."""
+
+    kind: Kind
+    segment: str
+    """The topic's full name, `segment://` or `persistent://`."""
+    subscription: str | None = None
+    position: str
+    """`ledger:entry`. Of a write: the floor, the last position of the log at that moment; its entries come after it."""
+    incarnation: str = ""
+    """Of the log: an op of an earlier log of that name counts for nothing (INV5)."""
+    is_cumulative: bool = msgspec.field(name="cumulative", default=False)
+    ack_set: str = ""
+    """Of an acknowledged batch: hex mask of the messages that are NOT acknowledged by this op; empty = the whole entry."""
+    batch_size: int = 0
+    entries: int = 1
+    """How many entries a write op covers (decision 8)."""
+    format_version: int = msgspec.field(name="formatVersion", default=1)
+
+
+class AbortedTxn(msgspec.Struct, frozen=True, kw_only=True):
+    """Entries of this transaction in this segment stay hidden until everything up to `last` is trimmed."""
+
+    last: str
+    """`ledger:entry`."""
+    incarnation: str = ""
+    format_version: int = msgspec.field(name="formatVersion", default=1)
+
+
+class SerialBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """Serials below `next` are taken."""
+
+    next: int
+    format_version: int = msgspec.field(name="formatVersion", default=1)
+
+
+def header_key(root: TxnId) -> str:
+    return f"{HEADERS}/{root}"
+
+
+def ops_of(root: TxnId) -> str:
+    """The collection of a root's ops; also the prefix of `op_prefix`."""
+    return f"{OPS}/{root}"
+
+
+def op_prefix(txn: TxnId) -> str:
+    """For `append`, which adds `-<20 digits>`."""
+    return f"{OPS}/{txn.root}/{txn.sub}"
+
+
+def op_txn(key: str) -> TxnId:
+    """The transaction, sub number included, of an op's key."""
+    root, _, name = key.removeprefix(f"{OPS}/").partition("/")
+    return TxnId.parse(root).with_sub(int(name.partition("-")[0]))
+
+
+def subs_of(root: TxnId) -> str:
+    return f"{SUBS}/{root}"
+
+
+def aborted_in(segment: str) -> str:
+    """The collection of a segment's aborted records."""
+    return f"{ABORTED}/{encoded(segment)}"
+
+
+def aborted_key(segment: str, txn: TxnId) -> str:
+    return f"{aborted_in(segment)}/{txn}"
+
+
+def serial_key(coordinator: int) -> str:
+    return f"{SERIALS}/{coordinator}"
+
+
+def leader_path(coordinator: int) -> str:
+    return f"{COORDINATORS}/{coordinator}"
+
+
+def padded(number: int) -> str:
+    return f"{number:020d}"
+
+
+def header_index(header: TxnHeader) -> Mapping[str, str]:
+    if header.is_open:
+        return {TXN_BY_DEADLINE: padded(header.timeout_ms)}
+    return {TXN_BY_FINAL_STATE: f"{header.state}:{padded(header.finalized_ms or 0)}"}
+
+
+def op_index(op: TxnOp) -> Mapping[str, str]:
+    if op.kind == "write":
+        return {WRITES_BY_SEGMENT: encoded(op.segment)}
+    return {ACKS_BY_SEGMENT_SUBSCRIPTION: acks_secondary(op.segment, op.subscription or "")}
+
+
+def encoded(name: str) -> str:
+    """A name without `/` and `:`, so that `:` separates."""
+    return encode_name(name).replace(":", "%3A")
+
+
+def acks_secondary(segment: str, subscription: str) -> str:
+    return f"{encoded(segment)}:{encoded(subscription)}"
+
+
+def position_text(position: Position) -> str:
+    return f"{position.ledger_id}:{position.entry_id}"
+
+
+def text_position(text: str) -> Position:
+    ledger, _, entry = text.partition(":")
+    return Position(int(ledger), int(entry))
+
+
+def encode(record: TxnHeader | TxnOp | AbortedTxn | SerialBlock) -> bytes:
+    return msgspec.json.encode(record)
+
+
+def decode_header(key: str, value: bytes) -> TxnHeader:
+    return _decode(TxnHeader, key, value)
+
+
+def decode_op(key: str, value: bytes) -> TxnOp:
+    return _decode(TxnOp, key, value)
+
+
+def decode_aborted(key: str, value: bytes) -> AbortedTxn:
+    return _decode(AbortedTxn, key, value)
+
+
+def decode_serials(key: str, value: bytes) -> SerialBlock:
+    return _decode(SerialBlock, key, value)
+
+
+def _decode(kind: type[T], key: str, value: bytes) -> T:
+    try:
+        return msgspec.json.decode(value, type=kind)
+    except msgspec.DecodeError as error:
+        raise StoreMismatch(f"The record {key} of the metadata store cannot be read: {error}.") from error
