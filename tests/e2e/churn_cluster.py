@@ -17,7 +17,7 @@ import msgspec
 from braid.broker.config import BrokerConfig
 from braid.client import Client, ClientConfig
 from braid.client.admin import AdminClient
-from braid.errors import BraidError
+from braid.errors import BraidError, ConfigError
 from braid.model.names import TopicName
 from braid.scalable.config import ScalableConfig
 from braid.scalable.controller import ScalableTopicController
@@ -133,10 +133,18 @@ class Cluster:
         self.inner.resume(self.nodes.index(node))
 
     async def restart(self, number: int) -> None:
-        """A killed broker comes back under its old addresses, without any memory."""
-        standalone, old = self.inner.standalone, self.nodes[number]
+        """A killed broker comes back, without any memory: under its old addresses, or under new ones if the system has given
+        one of them to an outgoing connection meanwhile."""
+        old = self.nodes[number]
+        try:
+            await self._start(number, urlsplit(old.service_url).port or 0, urlsplit(old.http_url).port or 0)
+        except ConfigError:
+            await self._start(number, 0, 0)
+
+    async def _start(self, number: int, port: int, http_port: int) -> None:
+        standalone = self.inner.standalone
         config, logs = standalone.config.broker, standalone.config.managed_ledger
-        config = msgspec.structs.replace(config, port=urlsplit(old.service_url).port, http_port=urlsplit(old.http_url).port)
+        config = msgspec.structs.replace(config, port=port, http_port=http_port)
         runtime = self.inner._runtime_of(number)
         node = BrokerNode(
             runtime,

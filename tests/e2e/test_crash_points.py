@@ -17,13 +17,10 @@ def run() -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
 
 
-@pytest.mark.timeout(760)
+@pytest.mark.timeout(300)
 @pytest.mark.inv("INV4", "INV6", "INV7", "INV8")
 def test_a_crash_at_every_step_of_every_plan(capsys: pytest.CaptureFixture[str]) -> None:
     done = run()
-    for _again in range(2):  # its brokers share a process and ports: on a busy machine a start can fail for reasons of its own
-        if done.returncode != 0:
-            done = run()
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     assert all(f"'{plan}': " in done.stdout for plan in PLANS), done.stdout
     with capsys.disabled():

@@ -10,11 +10,13 @@ import pytest
 
 from braid.broker.bundles import BundleLock
 from braid.broker.ownership import BundleUnloading
-from braid.errors import BraidError, NotFound, NotReady
+from braid.broker.registry import START_ATTEMPTS, BrokerInfo, Registry
+from braid.errors import BraidError, NotFound, NotReady, SessionLost
 from braid.metadata.api import SessionState
 from braid.metadata.locks import ResourceLocks
 from braid.model.bundles import Bundle, find, hash_of, split_evenly
 from braid.model.names import NamespaceName, TopicName
+from braid.runtime.tasks import Tasks
 
 PUBLIC = NamespaceName.parse("public/default")
 BUNDLES = split_evenly(4)
@@ -268,3 +270,25 @@ async def test_a_partition_that_was_deleted_is_not_made_anew_before_the_others_a
     logs.delete = crossed
     await broker.service.delete_partitioned(name, force=True)
     assert await broker.service.list_topics(PUBLIC) == []
+
+
+async def test_a_start_that_took_longer_than_its_session_is_tried_again(world: Any) -> None:
+    broker = await world.broker(balance=False)
+    metadata, clock = broker.ownership._metadata, broker.clock
+    locks = ResourceLocks(metadata, clock)
+    honest, attempts = locks.acquire, []
+
+    async def slow(*args: Any, **options: Any) -> Any:
+        attempts.append(args)
+        if len(attempts) < START_ATTEMPTS:
+            raise SessionLost("The session ran out.")
+        return await honest(*args, **options)
+
+    locks.acquire = slow  # type: ignore[method-assign]
+    registry = Registry(metadata, clock, locks)
+    tasks = Tasks("test")
+    await registry.start(BrokerInfo(broker_id="late:1", service_url="pulsar://late:2", http_url="http://late:1"), tasks)
+    assert registry.is_registered
+    assert [each.broker_id for each in registry.live() if each.broker_id == "late:1"] == ["late:1"]
+    await tasks.close()
+    await locks.close()

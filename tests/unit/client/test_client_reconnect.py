@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -13,11 +14,13 @@ import pytest
 import braid
 from braid.broker.config import BrokerConfig
 from braid.client import ClientConfig
-from braid.errors import DeadlineExceeded
+from braid.client.connection import Connection
+from braid.errors import DeadlineExceeded, MetadataFailure
 from braid.runtime.env import Runtime
 from braid.testing.broker import InProcessBroker
 from braid.testing.clock import ManualClock
 from braid.web.config import StandaloneConfig
+from braid.wire import requests
 
 QUICK = ClientConfig(backoff_initial=0.005, backoff_max=0.02, operation_timeout=5)
 
@@ -142,3 +145,20 @@ async def test_a_silent_broker_is_left() -> None:
     for transport in silent:
         transport.abort()
     await asyncio.sleep(0)
+
+
+async def test_a_topic_that_moves_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers answer a lookup with MetadataError while a topic changes hands: that is no reason to give up."""
+    honest, refusals = Connection.request, []
+
+    async def moving(self: Connection, build: Any, *args: Any, **options: Any) -> Any:
+        if build(0)[8:10] == requests.lookup(0, "x", False)[8:10] and len(refusals) < 2:
+            refusals.append(build)
+            raise MetadataFailure("The topic is being moved.")
+        return await honest(self, build, *args, **options)
+
+    async with InProcessBroker(with_http=False) as broker, braid.connect(broker.service_url, config=QUICK) as client:
+        monkeypatch.setattr(Connection, "request", moving)
+        async with client.producer("moving") as producer:
+            await producer.send(b"x")
+    assert len(refusals) == 2

@@ -197,6 +197,27 @@ async def test_refused_messages_come_again_later_each_time(broker: InProcessBrok
             assert consumer.receive_nowait() is None
 
 
+async def test_refused_neighbours_in_a_batch_come_again_together(broker: InProcessBroker) -> None:
+    clock = ManualClock()
+    async with braid.connect(broker.service_url, runtime=Runtime(clock=clock)) as client:
+        options = Backoff(first=1.0, longest=1.0)
+        async with client.queue_consumer(TOPIC, "q", initial="earliest", nack_backoff=options) as consumer:
+            async with client.producer(TOPIC) as producer:
+                await asyncio.gather(*[producer.send_nowait(b"%d" % number, key="same") for number in range(2)])
+            first = [await consumer.receive(), await consumer.receive()]
+            assert first[0].id.batch_size == 2
+            await consumer.negative_acknowledge(first[0])
+            await clock.advance(0.5)
+            await consumer.negative_acknowledge(first[1])
+            await clock.advance(0.5)
+            again = [await consumer.receive(), await consumer.receive()]
+            assert numbers(again) == [0, 1]
+            assert {message.redelivery_count for message in again} == {1}
+            await clock.advance(5.0)
+            await asyncio.sleep(0.05)
+            assert consumer.receive_nowait() is None  # not a third time because of the second refusal
+
+
 async def test_messages_kept_for_too_long_come_again(broker: InProcessBroker) -> None:
     clock = ManualClock()
     async with (
