@@ -149,7 +149,8 @@ async def test_a_silent_broker_is_left() -> None:
 
 async def test_a_topic_that_moves_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Brokers answer a lookup with MetadataError while a topic changes hands: that is no reason to give up."""
-    honest, refusals = Connection.request, []
+    honest = Connection.request
+    refusals: list[Any] = []
 
     async def moving(self: Connection, build: Any, *args: Any, **options: Any) -> Any:
         if build(0)[8:10] == requests.lookup(0, "x", False)[8:10] and len(refusals) < 2:
