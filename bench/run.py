@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.broker_process import WORK
 from bench.report import Report, machine_facts, save, show
-from bench.scenarios import clients, cluster, delivery, latency, memory, publish, restart, scalable
+from bench.scenarios import clients, cluster, delivery, latency, memory, publish, restart, scalable, transactions
 from bench.scenarios.bench_run import Run
 
 SCENARIOS = {
@@ -33,6 +33,7 @@ SCENARIOS = {
     "restart": restart.measure,
     "cluster": cluster.measure,
     "scalable": scalable.measure,
+    "transactions": transactions.measure,
     "clients": clients.measure,
 }
 

@@ -121,10 +121,14 @@ class ConsumerNotFound(NotFound):
 
 
 class TransactionCoordinatorNotFound(NotFound):
+    """No transaction coordinator has this number."""
+
     code = 20
 
 
 class TransactionNotFound(NotFound):
+    """No such transaction, or it ended and is forgotten, or it is somebody else's."""
+
     code = 24
 
 
@@ -157,10 +161,14 @@ class ConsumerAssignFailed(Conflict):
 
 
 class InvalidTransactionStatus(Conflict):
+    """The transaction was decided otherwise before: what is committed cannot be aborted, and the other way round."""
+
     code = 21
 
 
 class TransactionConflict(Conflict):
+    """A send or acknowledgment inside a transaction that is over, or of what is acknowledged already; it had no effect."""
+
     code = 23
 
 

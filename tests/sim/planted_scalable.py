@@ -14,7 +14,8 @@ from braid.client import checkpoint_consumer
 from braid.client.checkpoints import Checkpoint, check_fits
 from braid.client.producer import Producer
 from braid.client.producer_lanes import LaneSet
-from braid.client.stream_consumer import StreamConsumer, StreamLane
+from braid.client.stream_consumer import StreamConsumer
+from braid.client.stream_lanes import StreamLane
 from braid.model.assignment import in_order
 from braid.scalable import coordinator, draining, plans_layout, plans_upkeep
 from braid.scalable.dag_watch import DagWatchSession

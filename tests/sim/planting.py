@@ -22,12 +22,15 @@ class Plant(NamedTuple):
     apply: Callable[[], list[Patch]]
 
 
-def changed(owner: Any, name: str, old: str, new: str, **names: Any) -> list[Patch]:
-    """A method or function with one piece of its source exchanged."""
+def changed(owner: Any, name: str, old: str, new: str, *more: tuple[str, str], **names: Any) -> list[Patch]:
+    """A method or function with a piece of its source exchanged, or several; they are written as in the source without its
+    indentation inside a class."""
     function = getattr(owner, name)
     source = textwrap.dedent(inspect.getsource(function))
-    if source.count(old) != 1:
-        raise AssertionError(f"cannot plant: {owner.__name__}.{name} does not contain {old!r} once")
+    for before, after in ((old, new), *more):
+        if source.count(before) != 1:
+            raise AssertionError(f"cannot plant: {owner.__name__}.{name} does not contain {before!r} once")
+        source = source.replace(before, after)
     scope = dict(function.__globals__, **names)
-    exec(compile("from __future__ import annotations\n" + source.replace(old, new), f"<planted {name}>", "exec"), scope)
+    exec(compile("from __future__ import annotations\n" + source, f"<planted {name}>", "exec"), scope)
     return [(owner, name, scope[name])]

@@ -20,6 +20,7 @@ from braid.broker.link import Link
 from braid.broker.producer import Producer, refusal_frame
 from braid.broker.scalable_consumers import ScalableConsumer
 from braid.broker.service import BrokerService
+from braid.broker.tc_watch import CoordinatorWatch
 from braid.errors import BraidError, NotAllowed, Overloaded, ProtocolError
 from braid.runtime.logs import LogOnce
 from braid.runtime.tasks import Tasks
@@ -59,6 +60,7 @@ class BrokerConnection(asyncio.Protocol):
         self.watches: dict[int, DagWatchSession] = {}
         """Layout sessions, by their own ids."""
         self.namespace_watches: dict[int, NamespaceWatchSession] = {}
+        self.coordinator_watches: dict[int, CoordinatorWatch] = {}
         self.creating: dict[tuple[str, int], bool] = {}
         """Producers, consumers and watches under way, by kind and id; True once the client has closed it again meanwhile."""
         self._closed_producers: OrderedDict[int, tuple[float, BraidError | None]] = OrderedDict()
@@ -141,8 +143,11 @@ class BrokerConnection(asyncio.Protocol):
             layout_watch.close()
         for namespace_watch in list(self.namespace_watches.values()):
             namespace_watch.close()
+        for coordinator_watch in list(self.coordinator_watches.values()):
+            coordinator_watch.close()
         self.watches.clear()
         self.namespace_watches.clear()
+        self.coordinator_watches.clear()
 
     # Commands.
 
@@ -190,6 +195,8 @@ class BrokerConnection(asyncio.Protocol):
         flags = messages.FeatureFlags(supports_get_partitioned_metadata_without_auto_creation=True)
         if self.service.has_scalable:
             flags.supports_scalable_topics = True
+        if self.service.transactions.config.enabled:
+            flags.supports_tc_metadata_discovery = True
         if link.is_braid:
             flags.supports_braid = True
         link.write(connected(f"Braid {__version__}", body.protocol_version, self.config.max_message_size, flags))

@@ -7,11 +7,13 @@ acknowledge.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sortedcontainers import SortedSet
 
 from braid.broker.consumer import Consumer
+from braid.broker.visible import visible
 from braid.errors import BraidError
 from braid.managedledger.api import Entry
 from braid.model.positions import Position
@@ -54,7 +56,7 @@ class SharedDispatcher:
         if not self.consumers:
             self._restart()
             return
-        self.replay.update(Position(*at) for at in consumer.pending)
+        self.replay.update(Position(*at) for at in consumer.pending)  # held ones are not among them
         consumer.pending = {}
         consumer.unacked = 0
         self._unblock()
@@ -119,6 +121,44 @@ class SharedDispatcher:
             self.unacked -= done
             self._unblock()
 
+    def held(self, position: Position, messages: int | None) -> None:
+        """A transaction holds so many more messages of an entry, None = all: nobody is to send or acknowledge these now."""
+        holder = self._holder(position)
+        if holder is not None:
+            open_messages = 0 if messages is None else max(holder.pending[position] - messages, 0)
+            holder.unacked -= holder.pending[position] - open_messages
+            self.unacked -= holder.pending[position] - open_messages
+            holder.pending[position] = open_messages
+            if not open_messages:
+                del holder.pending[position]
+            self._unblock()
+        if messages is None:
+            self.replay.discard(position)
+
+    def released(self, positions: Sequence[Position]) -> None:
+        """Entries are not held any more and not acknowledged: they are sent again."""
+        for position in positions:
+            holder = self._holder(position)
+            if holder is not None:
+                messages = holder.pending.pop(position)
+                holder.unacked -= messages
+                self.unacked -= messages
+            if position < self._subscription.cursor.read_position:  # else reading comes to it by itself
+                self.replay.add(position)
+            self.counts[position] = self.counts.get(position, 0) + 1
+        self._unblock()
+        self.pump()
+
+    def _without_held(self, entries: list[Entry]) -> list[Entry]:
+        """Entries of which something is to be delivered; the others come again when they are released."""
+        wanted = []
+        for entry in entries:
+            if self._subscription.open_mask(entry) == 0:
+                self.replay.discard(Position(entry.ledger_id, entry.entry_id))
+            else:
+                wanted.append(entry)
+        return wanted
+
     def _holder(self, position: Position) -> Consumer | None:
         for consumer in self.consumers:
             if position in consumer.pending:
@@ -144,7 +184,13 @@ class SharedDispatcher:
         subscription = self._subscription
         if subscription.is_reading or subscription.is_fenced or self._is_blocked:
             return
-        if self.replay or not entries or self._next_consumer() is None or not subscription.cursor.take_new(entries):
+        if (
+            self.replay
+            or not entries
+            or subscription.topic.transactions.hides
+            or self._next_consumer() is None
+            or not subscription.cursor.take_new(entries)
+        ):
             self.pump()
         else:
             self._spread(entries, is_replay=False)
@@ -160,7 +206,8 @@ class SharedDispatcher:
                 entries = self._replay_cached(wanted)
                 start: Position | None = self.replay[0]
             else:
-                entries = self._subscription.cursor.read_cached(wanted, config.dispatch_batch_bytes)
+                upto = self._subscription.topic.transactions.max_read_position
+                entries = self._subscription.cursor.read_cached(wanted, config.dispatch_batch_bytes, upto)
                 start = None
             if entries is None:
                 self._subscription.is_reading = True
@@ -172,7 +219,7 @@ class SharedDispatcher:
                     return
                 self.replay.discard(start)  # trimmed meanwhile: nothing is left to send
                 continue
-            if not self._spread(entries, is_replay=start is not None):
+            if not self._spread(visible(self._subscription, entries), is_replay=start is not None):
                 return
 
     def _wanted(self) -> int:
@@ -215,7 +262,8 @@ class SharedDispatcher:
         config = self._subscription.config
         try:
             if start is None:
-                entries = await self._subscription.cursor.read(wanted, config.dispatch_batch_bytes)
+                upto = self._subscription.topic.transactions.max_read_position
+                entries = await self._subscription.cursor.read(wanted, config.dispatch_batch_bytes, upto)
             else:
                 run = self._run_length(start, wanted) if start in self.replay else 1
                 entries = await self._subscription.log.read(start, run, config.dispatch_batch_bytes)
@@ -227,8 +275,7 @@ class SharedDispatcher:
         if generation != self._generation:
             self._subscription.cursor.rewind()
         elif start is None:
-            if entries:
-                self._spread(entries, is_replay=False)
+            self._spread(visible(self._subscription, entries), is_replay=False)
         else:
             entries = self._still_wanted(entries)
             if start in self.replay and not any((entry.ledger_id, entry.entry_id) == start for entry in entries):
@@ -241,6 +288,8 @@ class SharedDispatcher:
         """Send entries to the consumers in turn; what nobody can take now is read again later. False if dispatch must wait,
         because the owner of a chunk cannot take it."""
         turn = self._subscription.config.shared_turn_entries
+        if self._subscription.has_holds:
+            entries = self._without_held(entries)
         at = 0
         is_stuck = False
         while at < len(entries) and not is_stuck and not self._is_blocked and (consumer := self._next_consumer()) is not None:
@@ -256,15 +305,15 @@ class SharedDispatcher:
 
     def _send(self, consumer: Consumer, entries: list[Entry], *, is_replay: bool) -> int:
         """Send entries to `consumer` until it can take no more, or a chunk's owner cannot; returns how many were sent."""
-        cursor = self._subscription.cursor
         sent = 0
-        if not (is_replay or self.counts or cursor.has_partial_acks):
+        has_masks = self._subscription.has_masks
+        if not (is_replay or self.counts or has_masks):
             sent = self._send_usual(consumer, entries)
         for entry in entries[sent:] if sent else entries:
             if not consumer.is_available or self._is_blocked or (target := self._chunk_target(entry, consumer)) is None:
                 break
             position = Position(entry.ledger_id, entry.entry_id)
-            mask = cursor.unacked_mask(position) if cursor.has_partial_acks else None
+            mask = self._subscription.open_mask(entry) if has_masks else None
             messages = target.deliver_one(entry, self.counts.get(position, 0), mask)
             self.replay.discard(position)
             target.pending[position] = messages

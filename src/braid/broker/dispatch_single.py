@@ -6,9 +6,11 @@ it asks for redelivery, reading starts again at the first unacknowledged entry. 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from braid.broker.consumer import Consumer
+from braid.broker.visible import visible
 from braid.errors import BraidError
 from braid.managedledger.api import Entry
 from braid.model.positions import Position
@@ -26,6 +28,8 @@ class SingleActiveDispatcher:
         self.consumers: list[Consumer] = []
         self.active: Consumer | None = None
         self._generation = 0
+        self._stop: Position | None = None
+        """The entry at which reading stopped, because a transaction holds it or a part of it."""
 
     def add(self, consumer: Consumer) -> None:
         self.consumers.append(consumer)
@@ -71,6 +75,11 @@ class SingleActiveDispatcher:
             self.rewind()
             self.pump()
 
+    def released(self, positions: Sequence[Position]) -> None:
+        """Entries are not held any more and not acknowledged: everything from there on is sent again, in order."""
+        self.rewind()
+        self.pump()
+
     def rewind(self) -> None:
         """Read again from the first unacknowledged entry."""
         self._generation += 1
@@ -82,7 +91,7 @@ class SingleActiveDispatcher:
         if consumer is None or subscription.is_reading or subscription.is_fenced:
             return
         if consumer.permits > 0 and consumer.link.is_writable:
-            if entries and subscription.cursor.take_new(entries):
+            if entries and not subscription.topic.transactions.hides and subscription.cursor.take_new(entries):
                 self._send(consumer, entries)
             else:
                 self.pump()
@@ -94,8 +103,12 @@ class SingleActiveDispatcher:
             return
         cursor = self._subscription.cursor
         config = self._subscription.config
+        upto = self._subscription.topic.transactions.max_read_position
+        if self._stop is not None and self._is_stopped():
+            return
         while consumer.permits > 0 and consumer.link.is_writable:
-            entries = cursor.read_cached(min(consumer.permits, config.dispatch_batch_entries), config.dispatch_batch_bytes)
+            wanted = min(consumer.permits, config.dispatch_batch_entries)
+            entries = cursor.read_cached(wanted, config.dispatch_batch_bytes, upto)
             if entries is None:
                 self._subscription.is_reading = True
                 self._subscription.spawn(self._read(self._generation), "read")
@@ -103,7 +116,18 @@ class SingleActiveDispatcher:
             if not entries:
                 self._subscription.caught_up()
                 return
-            self._send(consumer, entries)
+            self._send(consumer, visible(self._subscription, entries))
+            if self._stop is not None:
+                return
+
+    def _is_stopped(self) -> bool:
+        """Whether the next entry is still held. What a transaction holds is not passed over here: if it is aborted, later
+        entries must not have been sent and acknowledged before it."""
+        stop = self._stop
+        if stop is not None and self._subscription.cursor.read_position == stop and self._subscription.is_partly_held(stop):
+            return True
+        self._stop = None
+        return False
 
     async def _read(self, generation: int) -> None:
         """Fetch the next entries from storage, then go on pumping."""
@@ -112,7 +136,8 @@ class SingleActiveDispatcher:
         entries: list[Entry] = []
         try:
             wanted = min(max(consumer.permits, 1), config.dispatch_batch_entries) if consumer is not None else 1
-            entries = await self._subscription.cursor.read(wanted, config.dispatch_batch_bytes)
+            upto = self._subscription.topic.transactions.max_read_position
+            entries = await self._subscription.cursor.read(wanted, config.dispatch_batch_bytes, upto)
         except BraidError as error:
             self._subscription.read_failed(error)
             return
@@ -122,17 +147,21 @@ class SingleActiveDispatcher:
             # Somebody rewound meanwhile: what was read belongs to the past.
             self._subscription.cursor.rewind()
         elif entries:
-            self._send(self.active, entries)
+            self._send(self.active, visible(self._subscription, entries))
         self._subscription.pump()
 
     def _send(self, consumer: Consumer, entries: list[Entry]) -> None:
         """Send entries up to the consumer's permits; the rest is read again later."""
         permits = consumer.permits
-        cursor = self._subscription.cursor
-        has_masks = cursor.has_partial_acks
+        subscription = self._subscription
+        cursor = subscription.cursor
+        has_holds = subscription.has_holds
         sent = 0
         for entry in entries:
             if permits <= 0:
+                break
+            if has_holds and subscription.is_partly_held(at := Position(entry.ledger_id, entry.entry_id)):
+                self._stop = at
                 break
             permits -= entry.messages
             sent += 1
@@ -140,8 +169,9 @@ class SingleActiveDispatcher:
             first = entries[sent]
             cursor.read_position = Position(first.ledger_id, first.entry_id)
             entries = entries[:sent]
-        if not has_masks:
-            consumer.deliver(entries)
+        if not cursor.has_partial_acks:
+            if entries:
+                consumer.deliver(entries)
             return
         for entry in entries:
             mask = cursor.unacked_mask(Position(entry.ledger_id, entry.entry_id))

@@ -35,6 +35,7 @@ class Link:
         "is_writable",
         "peer",
         "pending_publishes",
+        "principal",
         "protocol_version",
         "when_drained",
     )
@@ -53,6 +54,8 @@ class Link:
         self.protocol_version = 0
         self.is_braid = False
         """Whether the client knows Braid's own extensions of the protocol."""
+        self.principal: str | None = None
+        """Who the client is; None where nobody needs to say."""
         self.is_open = False
         self.is_writable = True
         self.pending_publishes = 0

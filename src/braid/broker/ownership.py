@@ -106,6 +106,10 @@ class Ownership:
         """The live brokers, by id."""
         return self._registry.live()
 
+    def broker(self, broker_id: str) -> BrokerInfo | None:
+        """A live broker, by its id."""
+        return self._registry.get(broker_id)
+
     async def leader(self) -> BrokerInfo | None:
         """The broker that balances; None while there is none."""
         record = None if self._election is None else await self._election.leader()

@@ -14,7 +14,9 @@ import msgspec
 
 from braid.broker.dedup import PARTIAL, Verdict
 from braid.broker.link import Link
+from braid.broker.txn_publish import TransactionalLane, Waiting, transaction_of
 from braid.errors import BraidError, ChecksumMismatch, NotAllowed, ProtocolError, StorageUnavailable
+from braid.model.txn import TxnId
 from braid.wire.encode import send_receipt
 from braid.wire.entries import admit
 from braid.wire.peek import chunk_of, has_checksum, with_checksum
@@ -45,6 +47,12 @@ PublishContext = tuple["Producer", int, int, int]
 """What travels with an entry through the log: producer, sequence id, highest sequence id (-1 = none), bytes."""
 
 
+class TransactionalPublish(tuple["Producer", int, int, int]):  # noqa: SLOT001 - it carries more than the tuple
+    """The context of an entry in a transaction."""
+
+    txn: TxnId
+
+
 class Admission(msgspec.Struct, frozen=True):
     """The answer to a producer: let in (with its topic epoch, if exclusive), or queued until the owner leaves."""
 
@@ -62,9 +70,11 @@ class Producer:
         "completed",
         "connected_ms",
         "deferred",
+        "has_failed",
         "idle_callback",
         "info",
         "is_closed",
+        "lane",
         "link",
         "messages_in",
         "on_closed",
@@ -94,24 +104,60 @@ class Producer:
         self.on_closed: Callable[[Producer], None] | None = None
         """Told when the broker closes the producer."""
         self.deferred: deque[tuple[int, bytes]] = deque()
+        self.has_failed = False
+        """Whether an entry of it was given to the log and reported as not stored: it may be stored after all."""
         self.idle_callback: Callable[[], None] | None = None
+        self.lane: TransactionalLane | None = None
+        """Messages that wait behind a transactional one; None if there are none."""
 
     def publish(self, send: Send) -> None:
         """Take one entry. Raises ProtocolError if its metadata cannot be read: the connection is closed then."""
-        body = send.entry
-        sequence_id = send.sequence_id
         if not self.admission.is_ready:
             if self.refusal is not None:
-                self._refuse(send, self.refusal)
+                self.refuse(send, self.refusal)
                 return
             raise ProtocolError(f"Producer {self.producer_id} sent a message while it waits for exclusive access.")
-        messages = admit(body)
+        messages = admit(send.entry)
+        if (
+            messages != send.num_messages
+            or send.txn_most is not None
+            or send.txn_least is not None
+            or self.lane is not None
+            or not messages
+        ):
+            self._publish_unusual(send, messages)
+        else:
+            self.append(send, messages, None)
+
+    def _publish_unusual(self, send: Send, messages: int) -> None:
+        """One that must be refused, belongs to a transaction, or comes behind one that does."""
+        txn: TxnId | None = None
+        refusal: BraidError | None = None
         if not messages:
-            self._refuse(send, ChecksumMismatch(f"The checksum of message {sequence_id} does not fit its bytes."))
-            return
-        if messages != send.num_messages or send.txn_most is not None or send.txn_least is not None:
-            self._refuse(send, _why_not_allowed(send, messages))
-            return
+            refusal = ChecksumMismatch(f"The checksum of message {send.sequence_id} does not fit its bytes.")
+        elif abs(messages) != send.num_messages:
+            refusal = NotAllowed(
+                f"Message {send.sequence_id} says it holds {send.num_messages} messages, but its metadata says "
+                f"{abs(messages)}; the producer's client is at fault."
+            )
+        else:
+            try:
+                txn = transaction_of(self, send, messages < 0)
+            except NotAllowed as error:
+                refusal = error
+        if self.lane is None:
+            if refusal is not None:
+                self.refuse(send, refusal)
+                return
+            if self.topic.transactions.is_closed:
+                return  # nobody serves the topic here any more; the client sends it again elsewhere
+            self.lane = TransactionalLane(self)
+        self.lane.add(Waiting(send, abs(messages), txn, refusal))
+
+    def append(self, send: Send, messages: int, txn: TxnId | None) -> bool:
+        """Hand an entry to the log, unless it is a duplicate; True if the log took it."""
+        body = send.entry
+        sequence_id = send.sequence_id
         topic = self.topic
         highest = send.highest_sequence_id
         was_judged = False
@@ -119,7 +165,7 @@ class Producer:
             if _is_partial(body):
                 highest = PARTIAL  # only the last chunk is judged and remembered
             elif not self._is_new(send, highest):
-                return
+                return False
             else:
                 was_judged = True
         if not has_checksum(body):
@@ -127,16 +173,22 @@ class Producer:
         self.pushed += 1
         self.link.pending_publishes += 1
         topic.budget.used += len(body)
+        context: PublishContext = (self, sequence_id, highest, len(body))
+        if txn is not None:
+            context = TransactionalPublish(context)
+            context.txn = txn
         try:
-            topic.log.add(body, messages, (self, sequence_id, highest, len(body)))
+            topic.log.add(body, messages, context, txn)
         except BraidError as error:
             topic.budget.used -= len(body)
             self.link.pending_publishes -= 1
             self.completed += 1
             topic.add_refused(self, error, was_judged=was_judged)
             if self.refusal is not None:
-                self._refuse(send, self.refusal)
+                self.refuse(send, self.refusal)
             self.after_completions()
+            return False
+        return True
 
     @property
     def is_judged(self) -> bool:
@@ -147,6 +199,8 @@ class Producer:
         """From now on each message gets this answer, after those that were taken got theirs."""
         self.refusal = failure
         self.admission = Admission(is_ready=False)
+        if self.lane is not None:
+            self.lane.refuse(failure)
 
     def _is_new(self, send: Send, highest: int) -> bool:
         """Deduplicate: duplicates get a receipt without position, undetermined ones are to be sent again."""
@@ -157,12 +211,13 @@ class Producer:
         if verdict is Verdict.DUPLICATE:
             self.reply_in_order(send_receipt(self.producer_id, send.sequence_id, None if highest < 0 else highest, -1, -1))
         elif verdict is Verdict.UNDETERMINED:
-            self._refuse(
+            self.refuse(
                 send, StorageUnavailable(f"Message {send.sequence_id} was sent before and is not stored yet; send it again.")
             )
         return verdict is Verdict.NEW
 
-    def _refuse(self, send: Send, error: BraidError) -> None:
+    def refuse(self, send: Send, error: BraidError) -> None:
+        """Answer this message with an error, after those before it are answered."""
         self.reply_in_order(refusal_frame(send, error))
 
     def reply_in_order(self, frame: bytes) -> None:
@@ -176,13 +231,18 @@ class Producer:
         """Some publishes were answered: send what waited for them."""
         while self.deferred and self.deferred[0][0] <= self.completed:
             self.link.write(self.deferred.popleft()[1])
-        if self.idle_callback is not None and self.completed == self.pushed:
+        if self.idle_callback is not None and self.completed == self.pushed and self.lane is None:
             done, self.idle_callback = self.idle_callback, None
             done()
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether everything that may be stored of it was answered: the rest can be sent again without being stored twice."""
+        return self.completed == self.pushed and self.lane is None and not self.has_failed
+
     def when_idle(self, done: Callable[[], None]) -> None:
         """Call `done` once every publish has been answered."""
-        if self.completed == self.pushed:
+        if self.completed == self.pushed and self.lane is None:
             done()
         else:
             self.idle_callback = done
@@ -191,15 +251,6 @@ class Producer:
 def refusal_frame(send: Send, error: BraidError) -> bytes:
     """SEND_ERROR for one message."""
     return send_error(send.producer_id, max(send.sequence_id, send.highest_sequence_id), error.code, error.message)
-
-
-def _why_not_allowed(send: Send, messages: int) -> BraidError:
-    if send.txn_most is not None or send.txn_least is not None:
-        return NotAllowed("This broker has no transactions yet; send the message without one.")
-    return NotAllowed(
-        f"Message {send.sequence_id} says it holds {send.num_messages} messages, but its metadata says {messages}; "
-        "the producer's client is at fault."
-    )
 
 
 def _is_partial(entry: bytes) -> bool:

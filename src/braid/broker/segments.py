@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
+from braid.broker.held_up import held_up_by
 from braid.broker.ownership import BundleUnloading, OwnedElsewhere
 from braid.broker.rates import bytes_out, messages_out
 from braid.broker.subscription import Subscription
@@ -227,7 +228,16 @@ class LocalSegments:
                 if not each.is_durable and each.cursor.read_position <= topic.log.last_position
             ),
             is_terminated=topic.log.is_terminated,
+            blocked_by={name: tuple(held) for name, each in subscriptions.items() if (held := held_up_by(topic, each))},
         )
+
+    # Transactions.
+
+    async def settle(self, segment: TopicName) -> None:
+        """Being loaded settles nearly everything; what is left are ops that came into being behind the owner's back."""
+        topic = await self._service.topic(segment, create=False)
+        await topic.transactions.relist()
+        await topic.relist_acks()
 
 
 class RoutedSegments:
@@ -317,6 +327,9 @@ class RoutedSegments:
 
     async def stats(self, segment: TopicName) -> SegmentStats:
         return await self._call(segment, lambda at: at.stats(segment))
+
+    async def settle(self, segment: TopicName) -> None:
+        await self._call(segment, lambda at: at.settle(segment))
 
 
 async def subscribe(

@@ -40,7 +40,11 @@ class BrokerServer:
         )
         self.service.service_url = f"pulsar://{self.host}:{self.port}"
         if not self._with_http:
-            await self.service.announce(f"{self.host}:{self.port}")
+            try:
+                await self.service.announce(f"{self.host}:{self.port}")
+            except BaseException as error:
+                await self.__aexit__(type(error), error, None)
+                raise
         return self
 
     async def kill(self) -> None:

@@ -82,7 +82,7 @@ class BrokerService(ScalableTopics):
         """What this broker does to the segments it owns."""
         self.segments = RoutedSegments(self, self.local_segments)
         self._compose(runtime, metadata, scalable, self.segments)
-        self.transactions = Transactions(runtime, metadata, transactions)
+        self.transactions = Transactions(self, runtime, metadata, transactions)
         self.budget = PublishBudget(config.max_pending_publish_bytes)
         self.topics: dict[str, Topic] = {}
         self._loading: dict[str, asyncio.Future[Topic]] = {}
@@ -124,6 +124,7 @@ class BrokerService(ScalableTopics):
         """Close every topic, then stop. Other brokers take over when the topics are closed."""
         self._is_closed = True
         await self.ownership.leave()
+        await self.transactions.leave()
         await self._close_scalable()
         for loading in list(self._loading.values()):
             await asyncio.wait([loading])
@@ -140,6 +141,7 @@ class BrokerService(ScalableTopics):
         self.ownership.kill()
         self._tasks.cancel()
         for topic in list(self.topics.values()):
+            topic.let_go()
             topic.tasks.cancel()
             topic.log.lost(_no_longer_ours(topic.name))
             await topic.log.close()
@@ -248,6 +250,8 @@ class BrokerService(ScalableTopics):
                 for subscription in await self.records.needing_cursors(name.parent, incarnation):
                     await topic.subscription(subscription, is_durable=True, start=None, initial=EARLIEST)
         except BaseException:
+            topic.let_go()
+            await topic.tasks.close()
             await managed.close()
             raise
         return topic
@@ -326,6 +330,9 @@ class BrokerService(ScalableTopics):
             await self.logs.delete(name.managed_ledger_name, properties)  # also one whose deletion was begun and interrupted
         except TopicNotFound:
             raise TopicNotFound(f"The topic {name} does not exist.") from None
+        finally:  # also what an interrupted deletion has left
+            living = partial(self.logs.incarnation, name.managed_ledger_name)
+            await self.transactions.store.purge_segment(str(name), living)
 
     async def delete_partitioned(self, name: TopicName, *, force: bool) -> None:
         """Delete a partitioned topic whose partitions are all served here or nowhere. Raises OwnedElsewhere, before anything is

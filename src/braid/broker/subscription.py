@@ -9,19 +9,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from braid.broker.consumer import Consumer, ConsumerInfo
+from braid.broker.cursor_acks import ManagedCursorAcks, acknowledge_around
 from braid.broker.dispatch_shared import SharedDispatcher
 from braid.broker.dispatch_single import SingleActiveDispatcher
 from braid.broker.link import Link
 from braid.errors import BraidError, ConsumerBusy, InvalidArgument, MetadataFailure, NotAllowed, NotReady, UnknownFailure
+from braid.managedledger.api import Entry
 from braid.managedledger.cursor import ManagedCursor
 from braid.managedledger.log import ManagedLedger
 from braid.model.ackset import from_words as mask_from_words
+from braid.model.ackset import full
 from braid.model.positions import Position
+from braid.model.txn import TxnId
 from braid.runtime.clock import Timer
+from braid.txn.ack_conflicts import WHOLE, Hold
+from braid.txn.api import Ack
+from braid.txn.pending_acks import MetadataPendingAckStore
 from braid.wire.replies import active_consumer_change, close_consumer, reached_end_of_topic
 from braid.wire.types import SubType
 
@@ -50,6 +58,8 @@ class Subscription:
         self.name = name
         self.cursor = cursor
         self.is_durable = is_durable
+        self.pending_acks = self._made_pending_acks() if is_durable else None
+        """Acknowledgments inside transactions; None for a reader."""
         self.sub_type = SubType.EXCLUSIVE
         self.is_fenced = False
         self.is_kept = False
@@ -66,6 +76,20 @@ class Subscription:
         self.bytes_out = 0
         self.left_by: OrderedDict[str, None] = OrderedDict()
         """Names of consumers that closed themselves and have not come back, the last ones."""
+
+    def _made_pending_acks(self) -> MetadataPendingAckStore:
+        topic = self.topic
+        shared = topic.service.transactions
+        return MetadataPendingAckStore(
+            str(topic.name),
+            self.name,
+            ManagedCursorAcks(topic.log, self.cursor),
+            shared.store,
+            shared.decisions,
+            topic.clock,
+            topic.tasks,
+            self,
+        )
 
     @property
     def log(self) -> ManagedLedger:
@@ -186,6 +210,8 @@ class Subscription:
                 raise InvalidArgument(
                     f"The position {position} lies beyond the end {last} of {self.topic.name}; acknowledge what was received."
                 )
+        if self.has_holds and self.pending_acks is not None:
+            positions, masks = self.pending_acks.holds.unheld(positions, masks)
         done = list(positions)
         for position, mask in masks.items():
             if self.cursor.acknowledge_batch(position, mask):
@@ -193,6 +219,7 @@ class Subscription:
             elif isinstance(self.dispatcher, SharedDispatcher):
                 still_open = self.cursor.unacked_mask(position)
                 if still_open is not None:
+                    still_open &= ~self._held_bits(position)
                     self.dispatcher.partly_acknowledged(position, still_open.bit_count())
         if positions:
             self.cursor.acknowledge(positions)
@@ -202,8 +229,63 @@ class Subscription:
         """Everything up to `position`; with ack-set words, only part of that entry itself."""
         if isinstance(self.dispatcher, SharedDispatcher):
             return  # meaningless there; clients refuse it themselves
-        self.cursor.acknowledge_cumulative(position, mask_from_words(words) if words else None)
+        self.acknowledge_upto(position, mask_from_words(words) if words else None)
         self._after_ack(consumer, [])
+
+    def acknowledge_upto(self, position: Position, mask: int | None = None) -> None:
+        """Everything up to `position` that no transaction holds, whoever received it."""
+        if self.has_holds and self.pending_acks is not None:
+            acknowledge_around(self.log, self.cursor, self.pending_acks.holds, position, mask)
+        else:
+            self.cursor.acknowledge_cumulative(position, mask)
+
+    # Acknowledgments inside transactions.
+
+    def begin_acks(self, txn: TxnId, acks: Sequence[Ack], *, cumulative: bool) -> asyncio.Future[None]:
+        """Hold these until the transaction is decided; the hold begins before this returns. Raises NotAllowed."""
+        if self.pending_acks is None:
+            raise NotAllowed(f"{self.name} of {self.topic.name} is a reader; transactions need a durable subscription.")
+        if cumulative and isinstance(self.dispatcher, SharedDispatcher):
+            raise NotAllowed(f"The subscription {self.name} of {self.topic.name} is shared; acknowledge one by one.")
+        return self.pending_acks.begin(txn, acks, cumulative=cumulative)
+
+    @property
+    def has_holds(self) -> bool:
+        """Whether a transaction holds anything here."""
+        return self.pending_acks is not None and self.pending_acks.has_holds
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether `open_mask` can have an answer for any entry."""
+        return self.cursor.has_partial_acks or self.has_holds
+
+    def open_mask(self, entry: Entry) -> int | None:
+        """Messages of an entry that are to be delivered: neither acknowledged nor held; None = all."""
+        position = Position(entry.ledger_id, entry.entry_id)
+        mask = self.cursor.unacked_mask(position)
+        held = self._held_bits(position)
+        return mask if not held else (full(entry.messages) if mask is None else mask) & ~held
+
+    def is_partly_held(self, position: Position) -> bool:
+        """Whether a transaction holds at least one message of the entry."""
+        return self._held_bits(position) != 0
+
+    def _held_bits(self, position: Position) -> int:
+        return 0 if self.pending_acks is None else self.pending_acks.holds.held_bits(position)
+
+    def held(self, holds: Sequence[Hold]) -> None:
+        """A transaction holds these now."""
+        if isinstance(self.dispatcher, SharedDispatcher):
+            for position, bits, _is_cumulative in holds:
+                self.dispatcher.held(position, None if bits == WHOLE else bits.bit_count())
+
+    def settled(self, acknowledged: Sequence[Position], released: Sequence[Position]) -> None:
+        """A transaction holds these no more; the released ones are delivered again."""
+        self._after_ack(None, list(acknowledged))
+        if released:
+            self.dispatcher.released(released)
+        else:
+            self.pump()
 
     def _after_ack(self, consumer: Consumer | None, done: list[Position]) -> None:
         if isinstance(self.dispatcher, SharedDispatcher) and done:
@@ -226,7 +308,8 @@ class Subscription:
             # Chosen first: with Failover each one that goes makes another one active, which stays.
             for consumer in [each for each in self.consumers if self.is_active(each)]:
                 self.disconnect(consumer)
-            await self.cursor.reset(position, ack_set)
+            async with nullcontext() if self.pending_acks is None else self.pending_acks.resetting():
+                await self.cursor.reset(position, ack_set)
         finally:
             self.is_fenced = False
             self._reset = None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from braid.broker.access import ProducerAccess
 from braid.broker.dedup import CURSOR_NAME, REQUESTED, MessageDeduplication
 from braid.broker.link import Link
-from braid.broker.producer import Producer, ProducerInfo, PublishContext
+from braid.broker.producer import Producer, ProducerInfo, PublishContext, TransactionalPublish
 from braid.broker.subscription import Subscription
 from braid.errors import (
     BraidError,
@@ -32,6 +32,9 @@ from braid.model import names
 from braid.model.names import TopicName
 from braid.model.positions import EARLIEST, LATEST, Position
 from braid.runtime.tasks import Tasks
+from braid.txn.ack_recovery import recover_all
+from braid.txn.buffer import MetadataTransactionBuffer
+from braid.txn.pending_acks import MetadataPendingAckStore
 from braid.wire.encode import send_receipt
 from braid.wire.replies import close_producer, error, producer_success
 
@@ -82,6 +85,7 @@ class Topic:
         "service",
         "subscriptions",
         "tasks",
+        "transactions",
     )
 
     def __init__(self, service: BrokerService, name: TopicName) -> None:
@@ -91,6 +95,7 @@ class Topic:
         self.clock: Clock = service.runtime.clock
         self.budget = service.budget
         self.log: ManagedLedger
+        self.transactions: MetadataTransactionBuffer
         self.is_segment = name.descriptor is not None
         self.dedup: MessageDeduplication | None = None
         self.deduplicates_all = False
@@ -113,11 +118,18 @@ class Topic:
         self._end_prefixes = tuple(prefix for prefix in self.config.end_of_topic_clients.split(",") if prefix)
 
     async def opened(self, managed: ManagedLedger, *, deduplicate: bool) -> None:
-        """The log is open: make its durable subscriptions and restore the deduplication state."""
+        """The log is open: take over its transactions, make its durable subscriptions and restore the deduplication state."""
         self.log = managed
+        shared = self.service.transactions
+        self.transactions = MetadataTransactionBuffer(
+            str(self.name), managed, shared.store, shared.decisions, self.clock, self.tasks, self._more_readable
+        )
+        await self.transactions.recover()
+        managed.on_trimmed = self.transactions.prune
         for name, cursor in managed.cursors.items():
             if name not in names.RESERVED_SUBSCRIPTIONS:
                 self.subscriptions[name] = Subscription(self, name, cursor, is_durable=True)
+        await recover_all(shared.store, str(self.name), self._pending_acks(), self.tasks, self.clock)
         await self.set_deduplication(deduplicate)
 
     async def set_deduplication(self, enabled: bool) -> None:
@@ -163,6 +175,8 @@ class Topic:
 
     def entries_added(self, entries: list[Entry]) -> None:
         """Durable: answer the producers, then wake the subscriptions. Runs once per topic and commit group."""
+        if self.transactions.in_flight:
+            self.transactions.added(entries)
         producer: Producer | None = None
         receipts: list[bytes] = []
         messages = size = 0
@@ -216,14 +230,21 @@ class Topic:
         producer.completed += count
         if producer.deferred or producer.idle_callback is not None:
             producer.after_completions()
-        budget = self.budget
-        budget.used -= size
-        if budget.waiting:
-            budget.wake()
-        link = producer.link
-        link.pending_publishes -= count
-        if link.when_drained is not None:
-            link.when_drained()
+        self.budget.used -= size
+        producer.link.pending_publishes -= count
+        self.gave_back(producer)
+
+    def gave_back(self, producer: Producer) -> None:
+        """There is room for more publishes."""
+        if self.budget.waiting:
+            self.budget.wake()
+        if producer.link.when_drained is not None:
+            producer.link.when_drained()
+
+    def _more_readable(self) -> None:
+        """Transactions hold back less than before."""
+        for subscription in list(self.subscriptions.values()):
+            subscription.pump()
 
     def log_failed(self, cause: BraidError, contexts: list[PublishContext]) -> None:
         """Not stored: close the producers concerned; a fenced log ends this topic object.
@@ -232,11 +253,14 @@ class Topic:
         stored before they are: it is dropped now, and the client comes back and sends everything again in order. It also costs
         the client one producer instead of its whole connection (trap 5).
         """
+        if self.transactions.in_flight:
+            self.transactions.failed([each.txn for each in contexts if isinstance(each, TransactionalPublish)])
         if contexts or not isinstance(cause, LedgerFenced):
             self._complain(f"storing {len(contexts)} entries failed", cause)
         failed: dict[Producer, None] = {}
         for producer, _sequence_id, _highest, length in contexts:
             failed[producer] = None
+            producer.has_failed = True
             self._settle(producer, 1, length)
         for producer in failed:
             if self.dedup is not None:
@@ -321,6 +345,8 @@ class Topic:
     def _forget(self, producer: Producer) -> None:
         """The name and the exclusive access of this producer are free again."""
         producer.is_closed = True
+        if producer.lane is not None:
+            producer.lane.drop()
         if self.producers.get(producer.info.name) is producer:
             del self.producers[producer.info.name]
         self.access.forget(producer)
@@ -364,7 +390,8 @@ class Topic:
     @staticmethod
     def _tell_closed(producer: Producer) -> None:
         if producer.link.protocol_version >= 5:
-            producer.link.write(close_producer(producer.producer_id))
+            is_settled = producer.link.is_braid and producer.is_settled
+            producer.link.write(close_producer(producer.producer_id, is_settled=is_settled))
         else:
             producer.link.close()
 
@@ -407,6 +434,8 @@ class Topic:
                 cursor = await self.log.open_cursor(
                     name, initial="earliest" if initial == EARLIEST else "latest", properties=properties or {}
                 )
+                # Its name may have been another's, whose end was interrupted.
+                await self.service.transactions.store.purge_subscription(str(self.name), name)
             else:
                 cursor = self.log.non_durable_cursor(name, self._start_of(start, initial))
             subscription = self.subscriptions[name] = Subscription(self, name, cursor, is_durable=is_durable)
@@ -449,8 +478,31 @@ class Topic:
                 except BaseException:
                     self.subscriptions[name] = subscription  # its cursor is still there
                     raise
+                await self._end_acks(subscription)
             else:
                 self.log.drop_non_durable(subscription.cursor)
+
+    async def relist_acks(self) -> None:
+        """Let no op of a decided transaction stay that its subscription does not know of, or that has none."""
+        for pending in self._pending_acks().values():
+            await pending.relist()
+        store = self.service.transactions.store
+        for op in await store.all_acks_in(str(self.name)):
+            async with self._subscription_lock:
+                if op.op.subscription not in self.subscriptions:
+                    await store.delete_op(op)
+
+    async def _end_acks(self, subscription: Subscription) -> None:
+        """The subscription is gone: so are the acknowledgments it would have got."""
+        if subscription.pending_acks is not None:
+            subscription.pending_acks.close()
+        try:
+            await self.service.transactions.store.purge_subscription(str(self.name), subscription.name)
+        except BraidError as error:  # they count for nothing, and go when the name is used or the topic is loaded again
+            log.warning("acknowledgments of transactions in %s of %s are left: %s", subscription.name, self.name, error)
+
+    def _pending_acks(self) -> dict[str, MetadataPendingAckStore]:
+        return {name: each.pending_acks for name, each in self.subscriptions.items() if each.pending_acks is not None}
 
     def tells_end(self, link: Link) -> bool:
         """Whether this client survives being told the end of a topic (trap 1)."""
@@ -485,6 +537,13 @@ class Topic:
             subscription.pump()
         return position
 
+    def let_go(self) -> None:
+        """Wait for no more decisions: what is stored of transactions is the next owner's."""
+        if hasattr(self, "transactions"):  # else it was never opened
+            self.transactions.close()
+        for pending in self._pending_acks().values():
+            pending.close()
+
     def disconnect_all(self) -> None:
         """Stop serving: clients are told to look the topic up again."""
         self.is_closing = True
@@ -497,6 +556,9 @@ class Topic:
     async def close(self) -> None:
         """Disconnect clients, make cursors durable, release the log."""
         self.disconnect_all()
+        self.let_go()
+        for pending in self._pending_acks().values():
+            await pending.drain()
         await self.tasks.close()
         if self.dedup is not None:
             await self.dedup.close()

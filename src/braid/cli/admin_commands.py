@@ -20,8 +20,8 @@ from braid.cli import admin_work
 from braid.cli.admin_groups import DEFAULT_URL, HELP_OPTIONS, Output, Timeout, Url
 from braid.cli.admin_output import done, note, show
 from braid.cli.admin_spellings import further_option, merge, spellings
-from braid.cli.admin_values import end_of, message_id_of, moment_of, pairs_of, start_of, target_of
-from braid.client import admin, admin_namespaces, admin_scalable, admin_topics
+from braid.cli.admin_values import age_of, end_of, message_id_of, moment_of, pairs_of, start_of, target_of
+from braid.client import admin, admin_namespaces, admin_scalable, admin_topics, admin_transactions
 from braid.client.admin import AdminClient
 from braid.client.operations import OPERATIONS, Operation, operations_of
 from braid.errors import ConfigError, ConnectFailed, NotFound
@@ -39,6 +39,7 @@ CLASSES: dict[str, type] = {
     "bundles": admin.Bundles,
     "scalable-topics": admin_scalable.ScalableTopics,
     "segments": admin_scalable.Segments,
+    "transactions": admin_transactions.Transactions,
 }
 HELP = {
     "topic": "Topic, such as orders or persistent://tenant/namespace/orders.",
@@ -78,6 +79,9 @@ HELP = {
     "other": "Id of the neighbour.",
     "routing": "high16 or low16 (clients of Pulsar 5.0.0-M1); the broker's setting if not given.",
     "kind": "stream, queue or checkpoint.",
+    "transaction": "Id of the transaction, such as 3_1048576; (3,1048576) and 3:1048576 are understood too.",
+    "min_age": "Only those that are at least this old: 30s, 5m, 2h, 1d.",
+    "limit": "How many, at most; the oldest.",
     "subscriptions": "Subscription it has from the start; may be repeated.",
 }
 HELP_OF = {
@@ -112,6 +116,8 @@ SPECIAL: Mapping[tuple[str, str], Work] = {
     ("scalable-topics", "merge-segments"): admin_work.merge_segments,
 }
 """Commands that are more than one method of `AdminClient`; they take the client first."""
+NOTHING = {"transactions list": "open transactions"}
+"""What an empty list has none of, if that is not all things of the noun."""
 LISTINGS = {
     "scalable topic": "braid scalable-topics list TENANT/NAMESPACE",
     "topic topic://": "braid scalable-topics list TENANT/NAMESPACE",
@@ -122,6 +128,7 @@ LISTINGS = {
     "namespace": "braid namespaces list TENANT",
     "tenant": "braid tenants list",
     "cluster": "braid clusters list",
+    "transaction": "braid transactions list",
 }
 """Where to look when the broker says that something of this kind does not exist; the first that fits."""
 
@@ -214,7 +221,8 @@ def _command(operation: Operation[Any]) -> Callable[..., None]:
         elif result is None and not is_json:
             note("Not set: the broker's setting applies.")
         elif result in ([], {}) and not is_json:
-            note(f"No {operation.noun} found." if operation.verb == "list" else "Nothing found.")
+            kind = NOTHING.get(operation.name, operation.noun)
+            note(f"No {kind} found." if operation.verb == "list" else "Nothing found.")
         else:
             show(result, is_json=is_json)
 
@@ -281,6 +289,8 @@ def _value(noun: str, name: str, value: Any) -> Any:
         return pairs_of(value, may_be_joined=is_scalable)
     if name == "at":
         return end_of(value) if is_scalable else start_of(value)
+    if name == "min_age":
+        return None if value is None else age_of(value)
     if name == "kind":
         return value.lower()
     if name == "to":

@@ -16,6 +16,7 @@ NOUNS = {
     "topics": "Persistent topics: create, delete, look at and move them.",
     "scalable-topics": "Topics that split and merge while in use: create, look at, split, merge and delete them.",
     "subscriptions": "The subscriptions of a topic: where they stand, moving and removing them.",
+    "transactions": "Transactions: those that are open and what they hold back; abort one that was left behind.",
     "namespaces": "Namespaces (tenant/namespace) and their policies.",
     "tenants": "Tenants, who own namespaces.",
     "brokers": "The brokers of the cluster.",

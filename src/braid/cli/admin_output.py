@@ -14,6 +14,7 @@ import msgspec
 
 from braid.cli.output import emit, printable
 from braid.client.admin_scalable_types import ScalableTopicInfo, ScalableTopicStats, SegmentBacklogStats, SegmentNode
+from braid.client.admin_transaction_types import TransactionInfo
 from braid.client.admin_types import (
     InternalStats,
     PartitionedInternalStats,
@@ -136,12 +137,9 @@ def _parts(value: Any) -> Iterable[RenderableType]:
     if isinstance(value, StoredMessage):
         yield from _message(value)
     elif isinstance(value, list):
-        for number, each in enumerate(value):
-            if number:
-                yield ""
-            yield from _parts(each)
-    elif isinstance(value, ScalableTopicInfo | ScalableTopicStats):
-        yield from _scalable(value)
+        yield from _listed(value)
+    elif isinstance(value, ScalableTopicInfo | ScalableTopicStats | TransactionInfo):
+        yield from _elsewhere(value)
     elif isinstance(value, TopicStats):
         yield from _topic(value)
     elif isinstance(value, InternalStats):
@@ -162,9 +160,25 @@ def _parts(value: Any) -> Iterable[RenderableType]:
         yield pairs((BACKLOG if is_backlog and name == "messages" else name, cell) for name, cell in _scalars(value))
 
 
-def _scalable(value: ScalableTopicInfo | ScalableTopicStats) -> Iterable[RenderableType]:
-    from braid.cli.scalable_output import metadata_parts, stats_parts  # which uses the tables of this module
+def _listed(values: list[Any]) -> Iterable[RenderableType]:
+    from braid.cli.transactions_output import list_parts
 
+    if values and isinstance(values[0], TransactionInfo):
+        yield from list_parts(values)
+        return
+    for number, each in enumerate(values):
+        if number:
+            yield ""
+        yield from _parts(each)
+
+
+def _elsewhere(value: ScalableTopicInfo | ScalableTopicStats | TransactionInfo) -> Iterable[RenderableType]:
+    """What is shown by modules that use the tables of this one."""
+    from braid.cli.scalable_output import metadata_parts, stats_parts
+    from braid.cli.transactions_output import describe_parts
+
+    if isinstance(value, TransactionInfo):
+        return describe_parts(value)
     if isinstance(value, ScalableTopicInfo):
         return metadata_parts(value)
     return stats_parts(value, SystemClock().now_ms())
@@ -210,12 +224,24 @@ def _topic(stats: TopicStats) -> Iterable[RenderableType]:
             for name, each in stats.subscriptions.items()
         ]
         yield table(("subscription", "type", BACKLOG, "unacked", "out/s", "consumers"), rows, "Subscriptions")
+        yield from _held_up(stats)
     if stats.publishers:
         rows = [
             (each.producer_name, each.address, each.client_version, each.msg_rate_in, each.access_mode)
             for each in stats.publishers
         ]
         yield table(("producer", "address", "client", "in/s", "access"), rows, "Producers")
+
+
+def _held_up(stats: TopicStats) -> Iterable[RenderableType]:
+    from rich.text import Text
+
+    from braid.cli.scalable_output import blocked  # which uses the tables of this module
+
+    now_ms = SystemClock().now_ms()
+    for name, each in stats.subscriptions.items():
+        for why in each.blocked_by:
+            yield Text(printable(f"{name} is held up: {blocked(why, now_ms)}"))
 
 
 def backlog(stats: TopicStats) -> int:

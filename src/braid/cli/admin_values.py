@@ -84,6 +84,14 @@ def _time(text: str, now_ms: int) -> datetime | None:
         return None
 
 
+def age_of(text: str) -> timedelta:
+    """A time span."""
+    match = _AGO.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{text[:100]!r} is no age; write a number and s, m, h or d, such as 30s, 90m, 12h or 2d.")
+    return timedelta(seconds=int(match[1]) * UNITS[match[2]])
+
+
 def pairs_of(texts: Sequence[str], *, may_be_joined: bool = False) -> dict[str, str]:
     """`key=value` each; if they may be joined, also `key=value,key=value`."""
     found: dict[str, str] = {}

@@ -211,8 +211,20 @@ def blocked(why: Blocked, now_ms: int) -> str:
     if why.kind == "no-consumer":
         return f"nobody consumes it{since}"
     if why.kind == "open-transaction":
-        return f"an open transaction in segment {why.segment}{since}"
+        return f"{_open_transaction(why)}{since}"
     return f"{why.kind}{since}"
+
+
+def _open_transaction(why: Blocked) -> str:
+    """Which one, and how it holds the subscription up; `braid transactions` tells more of it."""
+    if "transaction" not in why.detail:  # of a broker that does not say
+        return f"an open transaction in segment {why.segment}"
+    where = f"segment {why.segment}" if why.segment is not None else str(why.detail.get("topic", "the topic"))
+    what = [f"entries of {where} after {why.detail['after']}"] if why.detail.get("after") else []
+    if acks := why.detail.get("acks"):
+        what.append(f"{acks} acknowledgment{'s' if acks != 1 else ''} in {where}")
+    rest = f", and {more} more" if (more := why.detail.get("others")) else ""
+    return f"the open transaction {why.detail['transaction']} holds back {' and '.join(what) or where}{rest}"
 
 
 def _numbers(values: Any) -> str:

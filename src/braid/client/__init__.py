@@ -11,10 +11,12 @@ from braid.client.client import Client, connect
 from braid.client.config import ClientConfig
 from braid.client.consumer import Consumer
 from braid.client.dead_letters import DeadLetterPolicy
+from braid.client.deciders import Decider, SubTransaction
 from braid.client.messages import EARLIEST, LATEST, Message, MessageId
 from braid.client.producer import Producer
 from braid.client.queue_consumer import Backoff, QueueConsumer
 from braid.client.stream_consumer import StreamConsumer
+from braid.client.transactions import Transaction
 
 __all__ = [
     "EARLIEST",
@@ -26,10 +28,13 @@ __all__ = [
     "ClientConfig",
     "Consumer",
     "DeadLetterPolicy",
+    "Decider",
     "Message",
     "MessageId",
     "Producer",
     "QueueConsumer",
     "StreamConsumer",
+    "SubTransaction",
+    "Transaction",
     "connect",
 ]

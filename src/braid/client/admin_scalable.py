@@ -119,6 +119,10 @@ class Segments(Calls):
         """Rates and backlog, as the segment's owner sees them."""
         return await self._call(ops.SEGMENTS_STATS, segment_parts(segment))
 
+    async def settle(self, segment: str) -> None:
+        """Finish what transactions that ended have left there; done by itself, too."""
+        await self._call(ops.SEGMENTS_SETTLE, segment_parts(segment))
+
     async def create_subscription(self, segment: str, subscription: str, *, at: End = "earliest") -> None:
         """Make the cursor of a subscription, if it is missing."""
         names = {**segment_parts(segment), "subscription": given("subscription", subscription)}

@@ -189,3 +189,5 @@ class SegmentLoad(_Answer, frozen=True):
     backlog: dict[str, int] = {}
     """Entries by subscription; a batch of messages is one."""
     consumers: dict[str, tuple[str, ...]] = {}
+    blocked_by: dict[str, tuple[Blocked, ...]] = {}
+    """By subscription, if it is held up here: open transactions."""

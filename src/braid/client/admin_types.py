@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from braid.client.admin_scalable_types import Blocked
 from braid.client.messages import EARLIEST, LATEST, MessageId
 from braid.wire.batch import decode_batch
 
@@ -174,6 +175,8 @@ class SubscriptionStats(_Answer, frozen=True):
     is_durable: bool = True
     consumers: list[ConsumerStats] = []
     subscription_properties: dict[str, str] = {}
+    blocked_by: list[Blocked] = msgspec.field(default_factory=list, name="blocked_by")
+    """Open transactions it waits for."""
 
 
 class PublisherStats(_Answer, frozen=True):

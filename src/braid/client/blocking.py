@@ -24,6 +24,7 @@ from braid.client.blocking_admin import (
 )
 from braid.client.blocking_client import CheckpointConsumer, Client, Consumer, QueueConsumer, StreamConsumer, connect
 from braid.client.blocking_producer import Producer
+from braid.client.blocking_transactions import Decider, SubTransaction, Transaction, TransactionScope
 
 __all__ = [
     "AdminClient",
@@ -33,14 +34,18 @@ __all__ = [
     "Client",
     "Clusters",
     "Consumer",
+    "Decider",
     "Namespaces",
     "Producer",
     "QueueConsumer",
     "ScalableTopics",
     "Segments",
     "StreamConsumer",
+    "SubTransaction",
     "Subscriptions",
     "Tenants",
     "Topics",
+    "Transaction",
+    "TransactionScope",
     "connect",
 ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import TracebackType
 
-from braid.client import admin, admin_namespaces, admin_scalable, admin_topics
+from braid.client import admin, admin_namespaces, admin_scalable, admin_topics, admin_transactions
 from braid.client.blocking_loop import Blocking, LoopThread, waited
 
 
@@ -171,6 +171,14 @@ class Segments(Blocking[admin_scalable.Segments]):
     skip_all = waited(admin_scalable.Segments.skip_all)
 
 
+class Transactions(Blocking[admin_transactions.Transactions]):
+    """`AdminClient.transactions`."""
+
+    list = waited(admin_transactions.Transactions.list)
+    describe = waited(admin_transactions.Transactions.describe)
+    abort = waited(admin_transactions.Transactions.abort)
+
+
 class AdminClient:
     """Administers a cluster over HTTP; `with` closes it. Safe to use from several threads."""
 
@@ -190,6 +198,7 @@ class AdminClient:
         self.bundles = Bundles(self._inner.bundles, thread)
         self.scalable_topics = ScalableTopics(self._inner.scalable_topics, thread)
         self.segments = Segments(self._inner.segments, thread)
+        self.transactions = Transactions(self._inner.transactions, thread)
 
     @property
     def urls(self) -> Sequence[str]:

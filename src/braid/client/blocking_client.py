@@ -13,11 +13,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from braid.client import checkpoint_consumer, client, consumer, queue_consumer, stream_consumer
 from braid.client.blocking_loop import LoopThread, Opened, on_loop, waited
 from braid.client.blocking_producer import Producer
+from braid.client.blocking_transactions import Decider, Transaction, TransactionScope
 from braid.client.config import ClientConfig
 from braid.client.consumer_segments import SegmentsConsumer
 from braid.client.messages import Message
 from braid.client.opening import Closable, Opening
 from braid.errors import Closed, TopicTerminated
+from braid.model.txn import TxnId
 from braid.runtime.env import Runtime
 
 P = ParamSpec("P")
@@ -83,6 +85,7 @@ class StreamConsumer(_SegmentsConsumer[stream_consumer.StreamConsumer]):
     """Receives messages in order per key. Made by `Client.stream_consumer`."""
 
     acknowledge_cumulative = waited(stream_consumer.StreamConsumer.acknowledge_cumulative)
+    redeliver_unacknowledged = waited(stream_consumer.StreamConsumer.redeliver_unacknowledged)
 
     @property
     def subscription(self) -> str:
@@ -179,6 +182,22 @@ class Client(Opened[client.Client]):
     queue_consumer = _opened(client.Client.queue_consumer, QueueConsumer)
     checkpoint_consumer = _opened(client.Client.checkpoint_consumer, CheckpointConsumer)
     partitions = waited(client.Client.partitions)
+
+    def transaction(self, *, timeout: float | None = None) -> TransactionScope:
+        """A transaction for a `with` block: committed at its end, aborted if it raises."""
+        return TransactionScope(lambda: self.begin_transaction(timeout=timeout), self._thread)
+
+    def begin_transaction(self, *, timeout: float | None = None) -> Transaction:
+        """A transaction that the application ends by itself: `txn.commit()` or `txn.abort()`."""
+        return Transaction(self._thread.run(lambda: self._inner.begin_transaction(timeout=timeout)), self._thread)
+
+    def begin_decider(self, *, timeout: float | None = None) -> Decider:
+        """A transaction with sub-transactions, of which some are chosen at its end: `decider.decide(winners)`."""
+        return Decider(self._thread.run(lambda: self._inner.begin_decider(timeout=timeout)), self._thread)
+
+    def join_decider(self, decider: TxnId | str) -> Decider:
+        """A decider that was begun elsewhere, by its id, to make sub-transactions of it here. Asks nobody."""
+        return Decider(self._look(lambda: self._inner.join_decider(decider)), self._thread)
 
     @property
     def url(self) -> str:

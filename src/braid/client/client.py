@@ -16,18 +16,23 @@ from braid.client.config import ClientConfig
 from braid.client.connection import Connection, open_connection
 from braid.client.consumer import Consumer
 from braid.client.consumer_origin import checked_name, checked_text, initial_position, subscription_type
+from braid.client.coordinators import Coordinators
 from braid.client.dead_letters import DeadLetterPolicy
+from braid.client.deciders import Decider, decider_id
 from braid.client.messages import EARLIEST
 from braid.client.opening import Closable, Opening
 from braid.client.producer import Producer
 from braid.client.producer_drafts import ProducerOptions, compression_type
 from braid.client.queue_consumer import Backoff, QueueConsumer
 from braid.client.stream_consumer import StreamConsumer
+from braid.client.transactions import Transaction, TransactionScope, milliseconds_of
 from braid.client.values import codec_of
 from braid.errors import BraidError, Closed, ConfigError, ConnectFailed, MetadataFailure, NotAllowed, NotReady
 from braid.model.names import Domain, TopicName
+from braid.model.txn import TxnId
 from braid.runtime.env import Runtime
-from braid.wire import requests
+from braid.runtime.tasks import Tasks
+from braid.wire import requests, txn_requests
 from braid.wire.types import LookupResult
 
 MAX_REDIRECTS = 20
@@ -56,6 +61,8 @@ class Client:
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
         self._made: dict[Closable, None] = {}
         self._next_id = 0
+        self.coordinators = Coordinators(self)
+        self.transaction_tasks = Tasks("transactions")
         self._is_closing = False
         self._is_closed = False
         """No more connections are made; while it is being closed, what was made may still need some."""
@@ -205,6 +212,30 @@ class Client:
             is_shared=group is not None,
         )
 
+    def transaction(self, *, timeout: float | None = None) -> TransactionScope:
+        """A transaction for an `async with` block: committed at its end, aborted if it raises. What is sent and acknowledged
+        with `txn=` takes effect together or not at all.
+
+        It is aborted by the brokers if it is not ended within `timeout` seconds, or else the `transaction_timeout` of the
+        client's options."""
+        return TransactionScope(lambda: self.begin_transaction(timeout=timeout))
+
+    async def begin_transaction(self, *, timeout: float | None = None) -> Transaction:
+        """A transaction that the application ends by itself: `await txn.commit()` or `await txn.abort()`."""
+        txn = Transaction(self, await self._new_transaction(timeout, is_decider=False))
+        self.keep(txn)
+        return txn
+
+    async def begin_decider(self, *, timeout: float | None = None) -> Decider:
+        """A transaction with sub-transactions, of which some are chosen at its end: `await decider.decide(winners)`."""
+        decider = Decider(self, await self._new_transaction(timeout, is_decider=True))
+        self.keep(decider)
+        return decider
+
+    def join_decider(self, decider: TxnId | str) -> Decider:
+        """A decider that was begun elsewhere, by its id, to make sub-transactions of it here. Asks nobody."""
+        return Decider(self, decider_id(decider), is_joined=True)
+
     async def partitions(self, topic: str) -> int:
         """How many partitions a topic has; 0 for a plain one."""
         connection = await self._service_connection()
@@ -220,6 +251,7 @@ class Client:
             await asyncio.gather(*[each.close() for each in list(self._made)])
         finally:  # what could not be closed ends when its connection does
             self._is_closed = True
+            self.transaction_tasks.cancel()
             for connection in list(self._connections.values()):
                 connection.close()
             self._connections.clear()
@@ -295,6 +327,16 @@ class Client:
             return consumer
 
         return Opening(start)
+
+    async def _new_transaction(self, timeout: float | None, *, is_decider: bool) -> TxnId:
+        ttl_ms = milliseconds_of(self.config.transaction_timeout if timeout is None else timeout)
+        self.keep(self.coordinators)
+        deadline = self.runtime.clock.monotonic() + self.config.operation_timeout
+        number = await self.coordinators.next()
+        body = await self.coordinators.ask(
+            number, lambda request: txn_requests.new(request, number, ttl_ms, is_decider=is_decider), deadline
+        )
+        return TxnId(body.txnid_most_bits, body.txnid_least_bits)
 
     async def _check_controllers(self, topic: str) -> None:
         connection = await self._service_connection()

@@ -18,6 +18,9 @@ class ClientConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     close_timeout: Annotated[
         float, setting("Seconds that closing a producer waits for what is not acknowledged yet", ge=0, le=3600)
     ] = 10.0
+    transaction_timeout: Annotated[
+        float, setting("Seconds after which a transaction is aborted that was begun without a timeout of its own", ge=0.001)
+    ] = 60.0
     keep_alive_seconds: Annotated[float, setting("Period of PING on each connection", ge=0.1, le=3600)] = 30.0
     backoff_initial: Annotated[float, setting("First pause before connecting again, in seconds", ge=0.001, le=60)] = 0.1
     backoff_max: Annotated[float, setting("Longest pause before connecting again, in seconds", ge=0.001, le=3600)] = 10.0

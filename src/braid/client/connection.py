@@ -1,8 +1,8 @@
 """`Connection`: one socket to a broker: handshake, requests and their answers, keep-alive, and passing on what comes.
 
-Owns the socket and the table of requests under way. Producers, consumers, layout sessions and consumer sessions register
-themselves by id and are told what concerns them; they decide what to do when the connection ends. Output of one loop turn
-leaves in two writes at most.
+Owns the socket and the table of requests under way. Producers, consumers, sessions and watches register themselves by id and
+are told what concerns them; they decide what to do when the connection ends. Output of one loop turn leaves in two writes at
+most.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class ProducerSide(Protocol):
 
     def send_failed(self, body: Any) -> None: ...
 
-    def detached(self, error: BraidError) -> None: ...
+    def detached(self, error: BraidError, *, is_settled: bool = False) -> None:
+        """Its place is gone; `is_settled` if the broker has answered everything it stored."""
 
 
 class ConsumerSide(Protocol):
@@ -51,7 +52,7 @@ class ConsumerSide(Protocol):
 
 
 class WatchSide(Protocol):
-    """What a connection tells a layout session (commands 70 to 72)."""
+    """What a connection tells a layout session (commands 70 to 72), or the watch of coordinators (79 to 81)."""
 
     def update(self, body: Any) -> None: ...
 
@@ -79,6 +80,7 @@ class Connection(asyncio.Protocol):
         self.consumers: dict[int, ConsumerSide] = {}
         self.watches: dict[int, WatchSide] = {}
         self.scalable_consumers: dict[int, ScalableConsumerSide] = {}
+        self.coordinator_watches: dict[int, WatchSide] = {}
         self.supports_scalable_topics = False
         """Whether the broker said so in CONNECTED."""
         self._loop = asyncio.get_running_loop()
@@ -226,11 +228,12 @@ class Connection(asyncio.Protocol):
         consumers, self.consumers = self.consumers, {}
         watches, self.watches = self.watches, {}
         scalable, self.scalable_consumers = self.scalable_consumers, {}
+        coordinators, self.coordinator_watches = self.coordinator_watches, {}
         for producer in producers.values():
             producer.detached(error)
         for consumer in consumers.values():
             consumer.detached(error)
-        for watch in watches.values():
+        for watch in (*watches.values(), *coordinators.values()):
             watch.lost(error)
         for session in scalable.values():
             session.lost(error)
@@ -292,7 +295,8 @@ class Connection(asyncio.Protocol):
                 producer.send_failed(body)
         elif kind == CommandType.CLOSE_PRODUCER:
             if (producer := self.producers.pop(body.producer_id, None)) is not None:
-                producer.detached(ConnectionLost(f"The broker at {self.address} closed the producer."))
+                error = ConnectionLost(f"The broker at {self.address} closed the producer.")
+                producer.detached(error, is_settled=body.is_settled)
         elif kind == CommandType.CLOSE_CONSUMER:
             self._close_consumer(body)
         elif kind == CommandType.REACHED_END_OF_TOPIC and (consumer := self.consumers.get(body.consumer_id)) is not None:
@@ -310,6 +314,9 @@ class Connection(asyncio.Protocol):
     def _for_session(self, kind: int, body: Any) -> None:
         if kind == CommandType.SCALABLE_TOPIC_UPDATE:
             if (watch := self.watches.get(body.session_id)) is not None:
+                watch.update(body)
+        elif kind == CommandType.WATCH_TC_ASSIGNMENTS_UPDATE:
+            if (watch := self.coordinator_watches.get(body.watch_id)) is not None:
                 watch.update(body)
         elif (session := self.scalable_consumers.get(body.consumer_id)) is not None:
             session.assignment(body)
@@ -334,7 +341,11 @@ _FOR_OWNERS = (
     CommandType.REACHED_END_OF_TOPIC,
     CommandType.ACTIVE_CONSUMER_CHANGE,
 )
-_FOR_SESSIONS = (CommandType.SCALABLE_TOPIC_UPDATE, CommandType.SCALABLE_TOPIC_ASSIGNMENT_UPDATE)
+_FOR_SESSIONS = (
+    CommandType.SCALABLE_TOPIC_UPDATE,
+    CommandType.SCALABLE_TOPIC_ASSIGNMENT_UPDATE,
+    CommandType.WATCH_TC_ASSIGNMENTS_UPDATE,
+)
 
 
 _WITH_ERROR = (
@@ -342,6 +353,11 @@ _WITH_ERROR = (
     CommandType.PARTITIONED_METADATA_RESPONSE,
     CommandType.ACK_RESPONSE,
     CommandType.SCALABLE_TOPIC_SUBSCRIBE_RESPONSE,
+    CommandType.NEW_TXN_RESPONSE,
+    CommandType.END_TXN_RESPONSE,
+    CommandType.NEW_SUB_TXN_RESPONSE,
+    CommandType.DECIDE_TXN_RESPONSE,
+    CommandType.RENEW_TXN_RESPONSE,
 )
 """Answers that carry their error themselves."""
 

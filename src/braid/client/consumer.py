@@ -14,6 +14,8 @@ from braid.client.consumer_lanes import LaneOptions, message_id_data
 from braid.client.consumer_origin import Origin
 from braid.client.messages import Message, MessageId
 from braid.client.topic_consumer import TopicConsumer
+from braid.client.transaction_acks import acknowledge_in
+from braid.client.transactions import Joinable, joined
 from braid.errors import BraidError, Closed, DeadlineExceeded, InvalidArgument, TopicTerminated
 from braid.model.ackset import full
 from braid.model.positions import Position
@@ -80,10 +82,14 @@ class Consumer:
             except (TopicTerminated, Closed):
                 return
 
-    async def acknowledge(self, message: Message | MessageId, *, wait: bool = False) -> None:
-        """This message is dealt with. With `wait`, return once the broker has that durable."""
+    async def acknowledge(self, message: Message | MessageId, *, wait: bool = False, txn: Joinable | None = None) -> None:
+        """This message is dealt with. With `wait`, return once the broker has that durable. With `txn`, that counts once the
+        transaction is committed, and the message comes again if it is not."""
         message_id = self._origin.own(message)
         lane = self._lane_of(message_id)
+        if txn is not None:
+            await acknowledge_in(joined(txn), lane, message, message_id, wait=wait)
+            return
         if isinstance(message, Message):
             for chunk in message.chunks:
                 lane.acknowledge(chunk)
@@ -91,10 +97,19 @@ class Consumer:
         if wait:
             await lane.acknowledged()
 
-    async def acknowledge_cumulative(self, message: Message | MessageId, *, wait: bool = False) -> None:
-        """This message and all before it (in its partition) are dealt with. Not for Shared subscriptions."""
+    async def acknowledge_cumulative(
+        self, message: Message | MessageId, *, wait: bool = False, txn: Joinable | None = None
+    ) -> None:
+        """This message and all before it (in its partition) are dealt with; with `txn`, once that is committed. Not for Shared
+        subscriptions."""
         message_id = self._origin.own(message)
         lane = self._lane_of(message_id)
+        if txn is not None:
+            lane.check_cumulative()
+            held = lane.transactional.up_to(joined(txn), message_id)
+            if wait:
+                await asyncio.shield(held)
+            return
         await lane.acknowledge_cumulative(message_id, wait=wait)
 
     async def negative_acknowledge(self, message: Message | MessageId) -> None:

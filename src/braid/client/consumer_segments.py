@@ -64,6 +64,7 @@ class OrderedLane(TopicConsumer):
 
     def start_again(self) -> None:
         self.may_repeat = self.handed is not None
+        self.newest = self.handed
         super().start_again()
 
     def sift(self, messages: list[Message]) -> list[Message]:
@@ -159,19 +160,24 @@ class SegmentsConsumer(Generic[L]):
         `timeout` seconds, maybe nothing; without a timeout, what is here as soon as anything is.
 
         Does not wait for what cannot come: where the segments being read are sealed and received to their end, their
-        successors follow only after these messages are acknowledged."""
+        successors follow only after these messages are acknowledged. If they are, but in a transaction that is still open, it
+        returns at once, with nothing if nothing is here: commit, and go on."""
         if not is_count(max_messages, 1):
             raise InvalidArgument(f"A batch of {max_messages} messages cannot be received; ask for 1 or more.")
         enough = 1 if timeout is None else min(max_messages, self.window() // 2 + 1)
 
         def is_ready() -> bool:
             here = len(self._queue)
-            return self._is_anything_here() and (here >= enough or self._is_waiting_for_application())
+            if not self._is_anything_here():
+                return self._is_held_up()
+            return here >= enough or self._is_waiting_for_application() or self._is_held_up()
 
         await self._queue.wait(is_ready, timeout)
         found: list[Message] = []
         while len(found) < max_messages and (message := self.receive_nowait()) is not None:
             found.append(message)
+        if not found:
+            await asyncio.sleep(0)  # so that others get their turn if the application asks again and again
         return found
 
     async def __aiter__(self) -> AsyncIterator[Message]:
@@ -213,6 +219,10 @@ class SegmentsConsumer(Generic[L]):
 
     def _is_waiting_for_application(self) -> bool:
         """Whether nothing more can come until the application deals with what it gets now."""
+        return False
+
+    def _is_held_up(self) -> bool:
+        """Whether something cannot come before an open transaction of the application ends."""
         return False
 
     def _is_anything_here(self) -> bool:

@@ -16,6 +16,7 @@ from braid.client.attachment import Attachment
 from braid.client.messages import MessageId
 from braid.client.producer_drafts import Draft, ProducerOptions, Sent, UnansweredEntry, Window, fail, make_entry
 from braid.errors import BraidError, DeadlineExceeded, NotAllowed, TooLarge
+from braid.model.txn import TxnId
 from braid.runtime.clock import Timer
 from braid.wire.frames import DEFAULT_MAX_MESSAGE_SIZE
 from braid.wire.types import CompressionType
@@ -65,6 +66,7 @@ class LaneMessages(Attachment):
         event_ms: int,
         sequence_id: int | None,
         deadline: float,
+        txn: TxnId | None = None,
     ) -> Sent:
         """Take a message; the future is done when it is durable. The caller has asked the window."""
         if self.failure is not None or self.is_closed:
@@ -79,7 +81,7 @@ class LaneMessages(Attachment):
         if sequence_id is not None and sequence_id <= self.last_sequence_id:
             raise NotAllowed(f"Sequence id {sequence_id} is not above the last one, {self.last_sequence_id}.")
         done: Sent = self._loop.create_future()
-        draft = Draft(payload, key, properties, event_ms, sequence_id, size, deadline, done)
+        draft = Draft(payload, key, properties, event_ms, sequence_id, size, deadline, done, txn)
         self._window.messages += 1
         self._window.size += size
         if self.is_held:
@@ -171,6 +173,14 @@ class LaneMessages(Attachment):
         while self.unanswered and self.unanswered[0].sequence_id <= last_sequence_id:
             self._answered(self.unanswered.popleft(), -1, -1)
 
+    def drop_transactional(self, error: BraidError) -> None:
+        """Fail the unanswered messages of transactions that may be stored already: sent again they could be stored twice."""
+        dropped = [entry for entry in self.unanswered if entry.txn is not None]
+        if dropped:
+            self.unanswered = deque(entry for entry in self.unanswered if entry.txn is None)
+            for entry in dropped:
+                self._fail(entry.drafts, error)
+
     def drop(self, error: BraidError) -> None:
         """Fail everything unanswered."""
         self.hold_back()
@@ -205,8 +215,8 @@ class LaneMessages(Attachment):
             return
         config = self.config
         limit = min(config.batch_max_bytes, self._max_size // 2)
-        if self._batch and self._batch_size + draft.size > limit:
-            self.seal_batch()
+        if self._batch and (self._batch_size + draft.size > limit or self._batch[0].txn != draft.txn):
+            self.seal_batch()  # an entry is of one transaction, or of none
         if not self._batch and not draft.deadline:
             draft.deadline = self.clock.monotonic() + config.send_timeout
         self._batch.append(draft)

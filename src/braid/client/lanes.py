@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from braid.client.connection import UNASKED, Connection
 from braid.client.lane_messages import LaneMessages
-from braid.client.producer_drafts import ProducerOptions, Window
+from braid.client.producer_drafts import ProducerOptions, UnansweredEntry, Window
 from braid.errors import (
     BraidError,
     ChecksumMismatch,
@@ -22,6 +22,7 @@ from braid.errors import (
     RequestError,
     TooLarge,
     TopicTerminated,
+    TransactionConflict,
     from_code,
 )
 from braid.model.segments import SegmentInfo
@@ -31,7 +32,7 @@ from braid.wire.commands import signed64
 if TYPE_CHECKING:
     from braid.client.client import Client
 
-REFUSED = (ChecksumMismatch, NotAllowed, TooLarge)
+REFUSED = (ChecksumMismatch, NotAllowed, TooLarge, TransactionConflict)
 """Answers to a SEND that concern this one message; after any other the window is sent again."""
 DEDUPLICATION = "__braid.dedup"
 """Producer metadata that asks for deduplication of this producer."""
@@ -116,6 +117,7 @@ class TopicProducer(LaneMessages):
 
     def doubt(self) -> None:
         """What is unanswered may be stored: a broker that seals a segment answers first, one that is gone does not."""
+        self._drop_unsure()
         if self.unanswered:
             self._doubtful = self.unanswered[-1].drafts[-1].sequence_id
 
@@ -216,9 +218,12 @@ class TopicProducer(LaneMessages):
         else:
             super().end(error)
 
-    def detached(self, error: BraidError) -> None:
-        if self.connection is not None and not self.connection.is_open:
-            self.doubt()
+    def detached(self, error: BraidError, *, is_settled: bool = False) -> None:
+        if self.connection is not None:
+            if not is_settled:
+                self._drop_unsure()
+            if not self.connection.is_open:
+                self.doubt()
         super().detached(error)
 
     def lost(self) -> None:
@@ -247,14 +252,12 @@ class TopicProducer(LaneMessages):
         if isinstance(error, TopicTerminated):
             self._sealed() if self.segment is not None else self.end(error)
             return
-        if isinstance(error, REFUSED) and self.unanswered:
-            refused = self.unanswered[0]
-            if signed64(body.sequence_id) in (refused.sequence_id, refused.drafts[-1].sequence_id):
-                self.unanswered.popleft()
-                self._fail(refused.drafts, error)
-                if self.is_frozen and not self.unanswered:
-                    self._owner.lane_idle(self)
-                return
+        if isinstance(error, REFUSED) and (refused := self._numbered(signed64(body.sequence_id))) is not None:
+            self.unanswered.remove(refused)
+            self._fail(refused.drafts, error)
+            if self.is_frozen and not self.unanswered:
+                self._owner.lane_idle(self)
+            return
         self._start_over(error)
 
     def expired(self, error: BraidError) -> None:
@@ -265,6 +268,25 @@ class TopicProducer(LaneMessages):
         self._owner.lane_failed(self, error)
 
     # Inside.
+
+    def _numbered(self, sequence_id: int) -> UnansweredEntry | None:
+        """The entry that an answer is about; a refusal may overtake the receipts of those before it."""
+        for each in self.unanswered:
+            if sequence_id in (each.sequence_id, each.drafts[-1].sequence_id):
+                return each
+        return None
+
+    def _drop_unsure(self) -> None:
+        """A transaction promises each message once and can be done anew by the application: without deduplication, what may be
+        stored already is not sent again. A broker may also close a producer after a write of unknown outcome; one that moves a
+        topic or seals a segment says that there is none."""
+        if not self._options.deduplication:
+            self.drop_transactional(
+                ConnectionLost(
+                    f"The place at the broker was lost before {self.topic} acknowledged a message of a transaction; it may be "
+                    "stored, so the transaction cannot be committed. (With deduplication=True the producer sends it again.)"
+                )
+            )
 
     def _sealed(self) -> None:
         """TopicTerminated: what was stored has been answered, the rest waits for the layout."""

@@ -9,12 +9,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from braid.client import operations_cluster, operations_namespaces, operations_scalable, operations_topics
+from braid.client import (
+    operations_cluster,
+    operations_namespaces,
+    operations_scalable,
+    operations_topics,
+    operations_transactions,
+)
 from braid.client.operation import Operation as Operation
 
 OPERATIONS: tuple[Operation[Any], ...] = tuple(
     each
-    for module in (operations_cluster, operations_namespaces, operations_topics, operations_scalable)
+    for module in (
+        operations_cluster,
+        operations_namespaces,
+        operations_topics,
+        operations_scalable,
+        operations_transactions,
+    )
     for each in vars(module).values()
     if isinstance(each, Operation)
 )

@@ -186,6 +186,16 @@ SEGMENTS_STATS = Operation(
     "Rates and backlog of one segment, as its owner sees them.",
     EXAMPLE,
 )
+SEGMENTS_SETTLE = Operation(
+    "segments",
+    "settle",
+    "POST",
+    f"{SEGMENT}/settle",
+    NoneType,
+    "Finish what transactions that ended have left on one segment; done by itself, too.",
+    EXAMPLE,
+    may_repeat=True,
+)
 SEGMENTS_CREATE_SUBSCRIPTION = Operation(
     "segments",
     "create-subscription",

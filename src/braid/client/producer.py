@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,12 @@ from braid.client.layouts import LayoutSession
 from braid.client.messages import MessageId
 from braid.client.producer_drafts import ProducerOptions, Sent
 from braid.client.producer_lanes import LaneSet
+from braid.client.transactions import Joinable, Transaction, joined
 from braid.client.values import BYTES
-from braid.errors import Closed, DeadlineExceeded, InvalidArgument, NotAllowed, Overloaded
+from braid.errors import BraidError, Closed, DeadlineExceeded, InvalidArgument, NotAllowed, Overloaded
 from braid.model.layout import SegmentLayout
 from braid.model.names import Domain, TopicName
+from braid.model.txn import TxnId
 
 if TYPE_CHECKING:
     from braid.client.client import Client
@@ -104,9 +106,40 @@ class Producer:
         properties: Mapping[str, str] | None = None,
         event_time: int | datetime | None = None,
         sequence_id: int | None = None,
+        txn: Joinable | None = None,
     ) -> MessageId:
         """Send one message and return where it is stored, once it is durable. Waits while too much is unanswered; fails after
-        the send timeout, counted from this call."""
+        the send timeout, counted from this call. With `txn`, the message is there for others once that is committed."""
+        if txn is not None:
+            whole = joined(txn)
+            return await self._within(whole, self._send(value, key, properties, event_time, sequence_id, whole.id))
+        return await self._send(value, key, properties, event_time, sequence_id, None)
+
+    async def _within(self, txn: Transaction, sending: Coroutine[Any, Any, MessageId]) -> MessageId:
+        """Send as part of a transaction, which cannot be committed if this fails."""
+        try:
+            txn.begin()
+        except BraidError:
+            sending.close()
+            raise
+        txn.wrote(self._lanes)
+        try:
+            sent = await sending
+        except BaseException as error:
+            txn.failed(error)
+            raise
+        txn.done()
+        return sent
+
+    async def _send(
+        self,
+        value: Any,
+        key: str | None,
+        properties: Mapping[str, str] | None,
+        event_time: int | datetime | None,
+        sequence_id: int | None,
+        txn: TxnId | None,
+    ) -> MessageId:
         payload = value if self._is_plain and type(value) is bytes else self._codec.encode(value)
         if key is not None or properties or sequence_id is not None:
             check_fields(key, properties, sequence_id)
@@ -124,7 +157,7 @@ class Producer:
             await self._wait_for_room(deadline)
             lane = lanes.only or lanes.route(key)
         event_ms = 0 if event_time is None else milliseconds(event_time)
-        return await lane.send(payload, key, properties, event_ms, sequence_id, deadline)
+        return await lane.send(payload, key, properties, event_ms, sequence_id, deadline, txn)
 
     def send_nowait(
         self,
@@ -134,8 +167,33 @@ class Producer:
         properties: Mapping[str, str] | None = None,
         event_time: int | datetime | None = None,
         sequence_id: int | None = None,
+        txn: Joinable | None = None,
     ) -> Sent:
         """Send one message without waiting; the future gives its id. Raises Overloaded if the window is full: see `room()`."""
+        if txn is None:
+            return self._send_nowait(value, key, properties, event_time, sequence_id, None)
+        whole = joined(txn)
+        whole.check_open()
+        try:
+            sent = self._send_nowait(value, key, properties, event_time, sequence_id, whole.id)
+        except Overloaded:
+            raise  # not sent, and to be tried again
+        except BraidError as error:
+            whole.fail(error)
+            raise
+        whole.wrote(self._lanes)
+        whole.track(sent)
+        return sent
+
+    def _send_nowait(
+        self,
+        value: Any,
+        key: str | None,
+        properties: Mapping[str, str] | None,
+        event_time: int | datetime | None,
+        sequence_id: int | None,
+        txn: TxnId | None,
+    ) -> Sent:
         payload = value if self._is_plain and type(value) is bytes else self._codec.encode(value)
         if key is not None or properties or sequence_id is not None:
             check_fields(key, properties, sequence_id)
@@ -147,7 +205,7 @@ class Producer:
                 "wait for `room()`."
             )
         event_ms = 0 if event_time is None else milliseconds(event_time)
-        return lane.send(payload, key, properties, event_ms, sequence_id, 0.0)
+        return lane.send(payload, key, properties, event_ms, sequence_id, 0.0, txn)
 
     async def room(self) -> None:
         """Return once the window takes another message and the sockets take bytes."""

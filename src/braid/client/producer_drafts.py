@@ -15,6 +15,7 @@ import msgspec
 from braid.client.messages import MessageId
 from braid.client.values import BYTES, Codec
 from braid.errors import BraidError, InvalidArgument
+from braid.model.txn import TxnId
 from braid.wire import messages as pb
 from braid.wire import requests
 from braid.wire.batch import encode_batch
@@ -54,6 +55,7 @@ class Draft:
         "properties",
         "sequence_id",
         "size",
+        "txn",
         "wanted_id",
     )
 
@@ -67,6 +69,7 @@ class Draft:
         size: int,
         deadline: float,
         done: Sent,
+        txn: TxnId | None = None,
     ) -> None:
         self.payload = payload
         self.key = key
@@ -80,6 +83,7 @@ class Draft:
         self.deadline = deadline
         """When to give up; 0 = as its entry says."""
         self.done = done
+        self.txn = txn
 
 
 class UnansweredEntry:
@@ -99,9 +103,15 @@ class UnansweredEntry:
     def sequence_id(self) -> int:
         return self.drafts[0].sequence_id
 
+    @property
+    def txn(self) -> TxnId | None:
+        """Of all its messages."""
+        return self.drafts[0].txn
+
     def frame(self, producer_id: int) -> bytes:
         highest = self.drafts[-1].sequence_id if self.is_batch else None
-        return requests.send(producer_id, self.drafts[0].sequence_id, self.entry, len(self.drafts), highest)
+        first = self.drafts[0]
+        return requests.send(producer_id, first.sequence_id, self.entry, len(self.drafts), highest, first.txn)
 
 
 def make_entry(
@@ -118,6 +128,8 @@ def make_entry(
     metadata = pb.MessageMetadata(producer_name=producer, sequence_id=unsigned64(first.sequence_id), publish_time=publish_ms)
     if schema_version:
         metadata.schema_version = schema_version
+    if first.txn is not None:
+        metadata.txnid_most_bits, metadata.txnid_least_bits = first.txn
     if is_batch:
         metadata.num_messages_in_batch = len(drafts)
         metadata.highest_sequence_id = unsigned64(drafts[-1].sequence_id)

@@ -93,6 +93,12 @@ class LaneSet:
                 return lane.connection
         return None
 
+    def hurry(self) -> None:
+        """Send what is collected now: a transaction waits for it."""
+        for lane in list(self.everything()):
+            if not lane.is_held:
+                lane.seal_batch()
+
     # Opening and closing.
 
     async def open_all(self, layout: SegmentLayout, session: LayoutSession | None) -> None:

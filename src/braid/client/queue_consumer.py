@@ -20,7 +20,9 @@ from braid.client.consumer_segments import SegmentsConsumer
 from braid.client.dead_letters import DeadLetterPolicy, DeadLetters
 from braid.client.messages import Message, MessageId
 from braid.client.topic_consumer import TopicConsumer
-from braid.errors import BraidError, Closed, DeadlineExceeded, InvalidArgument, NotFound
+from braid.client.transaction_acks import acknowledge_in
+from braid.client.transactions import Joinable, Transaction, joined
+from braid.errors import BraidError, Closed, DeadlineExceeded, InvalidArgument, NotFound, TransactionConflict
 from braid.model.layout import SegmentLayout
 from braid.model.positions import Position
 from braid.model.segments import SegmentInfo, physical_name
@@ -145,9 +147,13 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
         """Ids of the segments this consumer is attached to."""
         return sorted(self._lanes)
 
-    async def acknowledge(self, message: Message | MessageId, *, wait: bool = False) -> None:
-        """This message is dealt with. With `wait`, return once the broker has that durable."""
+    async def acknowledge(self, message: Message | MessageId, *, wait: bool = False, txn: Joinable | None = None) -> None:
+        """This message is dealt with. With `wait`, return once the broker has that durable. With `txn`, that counts once the
+        transaction is committed, and the message comes again, to any consumer, if it is not."""
         message_id, lane = self._lane_of(message)
+        if txn is not None:
+            await self._acknowledge_in(joined(txn), lane, message, message_id, wait=wait)
+            return
         if lane is None:
             return  # the segment was drained or removed: nobody will see the message again
         if isinstance(message, Message):
@@ -342,6 +348,19 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
         for lane, positions in wanted.items():
             lane.redeliver(positions)
         self._set_refused_timer()
+
+    async def _acknowledge_in(
+        self, txn: Transaction, lane: QueueLane | None, message: Message | MessageId, message_id: MessageId, *, wait: bool
+    ) -> None:
+        txn.check_open()
+        if lane is None:
+            error = TransactionConflict(
+                f"The message {message_id} of {self.topic} is acknowledged already: its segment is drained or removed."
+            )
+            txn.fail(error)
+            raise error
+        await acknowledge_in(txn, lane, message, message_id, wait=wait)
+        lane.held.pop(message_id, None)  # now it is the broker that holds it
 
     async def _bury(self, letters: DeadLetters, lane: QueueLane, message: Message) -> None:
         try:

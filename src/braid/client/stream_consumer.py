@@ -10,98 +10,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from braid.client.consumer_lanes import LaneOptions, LaneOwner
+from braid.client.consumer_lanes import LaneOptions
 from braid.client.consumer_origin import checked_name, checked_text, initial_position
-from braid.client.consumer_segments import OrderedLane, SegmentsConsumer
+from braid.client.consumer_segments import SegmentsConsumer
 from braid.client.consumer_session import Assignment, ConsumerSession
-from braid.client.messages import Message, MessageId, is_after
+from braid.client.messages import LATEST, Message, MessageId, is_after
+from braid.client.stream_lanes import PositionVector, StreamLane
 from braid.client.topic_consumer import TopicConsumer
-from braid.errors import BraidError, Closed, Conflict, InvalidArgument, NotFound
+from braid.client.transactions import Joinable, Transaction, joined
+from braid.errors import (
+    BraidError,
+    Closed,
+    Conflict,
+    InvalidArgument,
+    InvalidTransactionStatus,
+    NotFound,
+    TransactionConflict,
+)
 from braid.wire.types import ScalableConsumerType, SubType
 
 if TYPE_CHECKING:
     from braid.client.client import Client
-    from braid.client.connection import Connection
     from braid.model.layout import SegmentLayout
 
 log = logging.getLogger(__name__)
 WARN_SECONDS = 10.0
 """How often an application is reminded of acknowledgements that hold a segment up."""
-
-
-class PositionVector(Mapping[int, MessageId]):
-    """What was handed out from each segment when a message was; immutable, and shared by a run of messages of one segment (the
-    position in that segment itself is the message's own)."""
-
-    __slots__ = ("number", "positions")
-
-    def __init__(self, number: int, positions: dict[int, MessageId]) -> None:
-        self.number = number
-        """Counts the vectors of one consumer."""
-        self.positions = positions
-
-    def __getitem__(self, segment_id: int) -> MessageId:
-        return self.positions[segment_id]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.positions)
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-
-class StreamLane(OrderedLane):
-    """The lane of a segment that is assigned to this consumer, or on its way to another one."""
-
-    def __init__(self, client: Client, owner: LaneOwner, topic: str, options: LaneOptions) -> None:
-        super().__init__(client, owner, topic, options)
-        self.begun = 0
-        """Number of the first vector that speaks of this lane: older ones mean what was read before it was given away, or
-        before the subscription was set back."""
-        self.releasing: asyncio.Task[Any] | None = None
-        """Set while the segment is being given away."""
-        self.withheld = 0
-        """Messages that came and were dropped because the segment is being given away; their permits are not given back."""
-        self.is_leaving = False
-        """Given away: there is no way back."""
-        self.is_cut_off = False
-        """Lost its place while it was being given away: the next owner may have it already."""
-        self.resolved = asyncio.Event()
-        """Set when acknowledgements changed."""
-
-    @property
-    def is_unresolved(self) -> bool:
-        """Whether the application has messages of this segment that it did not acknowledge, or acks have not left yet."""
-        if self.handed is None or self.is_ended or self.failure is not None:
-            return False
-        return self.acked is None or is_after(self.handed, self.acked) or self._up_to is not None
-
-    def detached(self, error: BraidError) -> None:
-        # A broker that closes a consumer has kept its acknowledgements, or was told to forget them (a seek); one that crashed
-        # may have lost them. A segment is set back by its controller, which takes it away first; a regular topic by anybody.
-        is_crash = self.connection is not None and not self.connection.is_open
-        self.is_resumed = is_crash and self.topic.startswith("segment://")
-        super().detached(error)
-
-    def lost(self) -> None:
-        if self.releasing is not None:
-            self.is_cut_off = True
-            self.resolved.set()
-
-    def _send_acks(self) -> None:
-        super()._send_acks()
-        self.resolved.set()
-
-    def begin(self, connection: Connection) -> None:
-        self.withheld = 0
-        if self.is_resumed and self.acked is not None and self._up_to is None:
-            self._up_to = self.acked
-        super().begin(connection)
 
 
 class StreamConsumer(SegmentsConsumer[StreamLane]):
@@ -146,6 +85,8 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
         """Segment whose messages get `_vector`; None = it must be made anew."""
         self._acked_vector: Mapping[int, MessageId] | None = None
         """The vector acknowledged last; most messages share theirs."""
+        self._settled: dict[int, MessageId] = {}
+        """Segments that were given away: how far they were acknowledged then."""
 
     async def open(self) -> None:
         """Register and attach to what is assigned; segments that another consumer still holds follow by themselves."""
@@ -170,9 +111,14 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
         """Ids of the segments being read at the moment."""
         return sorted(number for number, lane in self._lanes.items() if lane.releasing is None)
 
-    async def acknowledge_cumulative(self, message: Message | MessageId, *, wait: bool = False) -> None:
+    async def acknowledge_cumulative(
+        self, message: Message | MessageId, *, wait: bool = False, txn: Joinable | None = None
+    ) -> None:
         """This message and everything handed out before it, in all segments, is dealt with. With `wait`, return once the
-        brokers have that durable. Given only an id, that is: everything before it in its own segment."""
+        brokers have that durable. Given only an id, that is: everything before it in its own segment.
+
+        With `txn`, that counts once the transaction is committed; if it is not, everything since the last acknowledgment comes
+        again, in order. One transaction at a time."""
         if self.is_closed:
             raise Closed(f"The consumer of {self.topic} was closed; what it had not acknowledged comes again.")
         self._session.check()
@@ -180,6 +126,9 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
         vector = message.vector if isinstance(message, Message) else None
         if own.segment_id < 0:
             raise InvalidArgument(f"The message {own} is not from a stream consumer of {self.topic}.")
+        if txn is not None:
+            await self._acknowledge_in(joined(txn), own, vector, wait=wait)
+            return
         number = vector.number if isinstance(vector, PositionVector) else None
         lane = self._acknowledge(own, number)
         if isinstance(vector, PositionVector) and vector is not self._acked_vector:
@@ -202,9 +151,22 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
                         self._session.check()
                         raise
 
+    async def redeliver_unacknowledged(self) -> None:
+        """Hand out again, in order, everything that was received and not acknowledged: for an application that could not deal
+        with it. Raises InvalidTransactionStatus while a transaction is open that has acknowledged something."""
+        self._check()
+        for lane in self._lanes.values():
+            if lane.holding is not None:
+                raise InvalidTransactionStatus(f"End transaction {lane.holding.id} first, it has acknowledged messages.")
+        for lane in list(self._lanes.values()):
+            lane.let_go(is_committed=False)
+            self._set_back(lane)
+
     async def close(self) -> None:
         """Leave the subscription: acknowledgements are sent, segments go to other consumers at once. Idempotent."""
         self.is_closed = True
+        for lane in self._lanes.values():
+            lane.doom("was left, because the consumer was closed before the transaction was committed.")
         self.client.forget(self)
         self._queue.clear()
         self._queue.wake()
@@ -243,7 +205,9 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
         if isinstance(error, NotFound):
             # Pruned, or the topic was deleted, which the layout session tells.
             log.info("segment %d of %s is gone: %s", lane.segment_id, self.topic, error)
+            lane.doom("does not exist any more.")
             del self._lanes[lane.segment_id]
+            self._settled[lane.segment_id] = LATEST  # nobody will see anything of it again
             self._gone.add(lane.segment_id)
             self._handed.pop(lane.segment_id, None)
             self._vector_of = None
@@ -302,7 +266,10 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
     def _discard(self, lane: StreamLane) -> None:
         """The subscription was reset: what was handed out and acknowledged before means nothing any more. Another lane follows
         if the segment is ours."""
+        lane.doom("was reset together with its subscription before the transaction was committed.")
         lane.forget_acks()
+        lane.acked = None
+        self._settled.pop(lane.segment_id, None)
         self._queue.drop(lane)
         self._handed.pop(lane.segment_id, None)
         self._vector_of = None
@@ -349,6 +316,7 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
                 await lane.resolved.wait()
             finally:
                 timer.cancel()
+        lane.doom("went to another consumer before the transaction was committed.")
         lane.is_leaving = True
         await self._replace(lane)
 
@@ -358,11 +326,84 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
         segment_id = lane.segment_id
         if self._lanes.get(segment_id) is lane:
             del self._lanes[segment_id]
+            if lane.acked is not None:
+                self._settled[segment_id] = lane.acked
             self._handed.pop(segment_id, None)
             self._vector_of = None
             if segment_id in self._wanted:  # given back to us meanwhile
                 self._add(segment_id)
         self._queue.wake()
+
+    # Transactions.
+
+    async def _acknowledge_in(self, txn: Transaction, own: MessageId, vector: object, *, wait: bool) -> None:
+        txn.check_open()
+        try:
+            answers = self._hold(txn, own, vector if isinstance(vector, PositionVector) else None)
+        except BraidError as error:
+            txn.fail(error)
+            raise
+        if wait:
+            for each in answers:
+                await asyncio.shield(each)
+
+    def _hold(self, txn: Transaction, own: MessageId, vector: PositionVector | None) -> list[asyncio.Future[None]]:
+        """Acknowledge in every segment of the vector. A plain acknowledgment may leave out what was given away since, because
+        that comes again; in a transaction it must not, because it would be dealt with twice."""
+        others = [] if vector is None else [each for number, each in vector.positions.items() if number != own.segment_id]
+        wanted: list[tuple[StreamLane, MessageId]] = []
+        for position in (own, *others):
+            lane = self._lane_with(position, None if vector is None else vector.number)
+            up_to = position if lane is None or lane.handed is None or is_after(lane.handed, position) else lane.handed
+            if self._is_settled(position.segment_id, up_to):
+                if position is own:
+                    raise TransactionConflict(f"The message {own} of {self.topic} is acknowledged already.")
+            elif lane is None:
+                raise TransactionConflict(
+                    f"Segment {position.segment_id} of {self.topic} was given away or is read anew since {position} was "
+                    "received, which comes again; begin another transaction with what is received now."
+                )
+            elif lane.holding is not None and lane.holding is not txn:
+                raise TransactionConflict(
+                    f"Transaction {lane.holding.id} has acknowledged messages of segment {lane.segment_id} of {self.topic} and "
+                    "is not ended; end it first."
+                )
+            else:
+                wanted.append((lane, up_to))
+        txn.hold(self)
+        answers = [lane.hold_up_to(txn, up_to) for lane, up_to in wanted]
+        self._queue.wake()
+        return [each for each in answers if each is not None]
+
+    def _is_settled(self, segment_id: int, position: MessageId) -> bool:
+        """Whether this is acknowledged for good."""
+        lane = self._lanes.get(segment_id)
+        acked = lane.acked if lane is not None and lane.acked is not None else self._settled.get(segment_id)
+        return acked is not None and not is_after(position, acked)
+
+    def transaction_ended(self, txn: Transaction, /, *, is_committed: bool) -> None:
+        for lane in list(self._lanes.values()):
+            if lane.holding is txn:
+                lane.let_go(is_committed=is_committed)
+                if not is_committed:
+                    self._set_back(lane)
+        self._queue.wake()
+
+    def _set_back(self, lane: StreamLane) -> None:
+        """What was handed out and not acknowledged is sent again; what speaks of it means nothing any more."""
+        self._begin(lane)
+        if lane.releasing is None and not lane.is_leaving and not self.is_closed and self.failure is None:
+            lane.start_again()
+
+    def _is_held_up(self) -> bool:
+        found = False
+        for lane in self._lanes.values():
+            if lane.holding is not None and not lane.is_leaving:
+                info = self.layouts.layout.all_segments.get(lane.segment_id)
+                if info is not None and info.is_sealed and not lane.is_exhausted:
+                    self._ask_for_end(lane)
+                found = found or lane.is_held_up
+        return found
 
     # Inside.
 
@@ -378,14 +419,21 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
     def _acknowledge(self, position: MessageId, number: int | None) -> StreamLane | None:
         """Acknowledge one segment up to a position that its lane has handed out; unchanged positions cost nothing. Returns the
         lane, or None if this is of no interest any more: the segment was given away, or is being read anew."""
-        lane = self._lanes.get(position.segment_id)
-        if lane is None or lane.handed is None or lane.is_leaving or (number is not None and number < lane.begun):
+        lane = self._lane_with(position, number)
+        if lane is None or lane.handed is None:
             return None
         if position is not lane.acked:
             up_to = lane.handed if is_after(position, lane.handed) else position
             if lane.acked is None or is_after(up_to, lane.acked):
                 lane.acked = up_to
                 lane.acknowledge_up_to(up_to)
+        return lane
+
+    def _lane_with(self, position: MessageId, number: int | None) -> StreamLane | None:
+        """The lane that has handed this out, if it is still ours and read on from there."""
+        lane = self._lanes.get(position.segment_id)
+        if lane is None or lane.handed is None or lane.is_leaving or (number is not None and number < lane.begun):
+            return None
         return lane
 
     def _is_waiting_for_application(self) -> bool:
@@ -405,6 +453,7 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
         self.fail(error)
         self._queue.clear()
         for lane in self._lanes.values():
+            lane.doom("was taken away, because the consumer lost its place in the subscription.")
             if lane.releasing is not None and not lane.is_leaving:
                 lane.releasing.cancel()
             if not lane.is_leaving:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine, Iterable
+from typing import TYPE_CHECKING, Any
 
 from braid.client.attachment import Attachment
 from braid.client.connection import UNASKED, Connection
 from braid.client.consumer_entries import EntryReader, permits_of, position_of
 from braid.client.consumer_lanes import LaneOptions, LaneOwner, message_id_data, up_to_data
 from braid.client.messages import MessageId, is_after
+from braid.client.transaction_acks import TransactionAcks
 from braid.errors import (
     BraidError,
     Closed,
@@ -35,6 +36,7 @@ from braid.wire.types import AckType, CommandType, SubType
 
 if TYPE_CHECKING:
     from braid.client.client import Client
+    from braid.client.transactions import Transaction
 
 log = logging.getLogger(__name__)
 BUSY_PAUSE = 1.0
@@ -74,6 +76,7 @@ class TopicConsumer(Attachment):
         self._ack_waiters: list[asyncio.Future[None]] = []
         self._are_acks_queued = False
         self._redeliver: dict[Position, None] = {}
+        self.transactional = TransactionAcks(self)
 
     # The connection's side.
 
@@ -224,8 +227,7 @@ class TopicConsumer(Attachment):
         await done
 
     async def acknowledge_cumulative(self, message_id: MessageId, *, wait: bool) -> None:
-        if self._is_shared:
-            raise NotAllowed("A Shared subscription cannot be acknowledged cumulatively; acknowledge each message.")
+        self.check_cumulative()
         self.check_usable()
         if not wait:
             self.acknowledge_up_to(message_id)
@@ -234,6 +236,10 @@ class TopicConsumer(Attachment):
         await self.attached.wait()
         connection = self._attached_connection()
         await connection.request(lambda number: requests.ack(self.consumer_id, [where], AckType.CUMULATIVE, number))
+
+    def check_cumulative(self) -> None:
+        if self._is_shared:
+            raise NotAllowed("A Shared subscription cannot be acknowledged cumulatively; acknowledge each message.")
 
     def acknowledge_up_to(self, message_id: MessageId) -> None:
         """Acknowledge cumulatively; sent at the end of this loop turn, or when the lane is attached again."""
@@ -320,6 +326,22 @@ class TopicConsumer(Attachment):
     async def unsubscribe(self, force: bool) -> None:
         connection = self._attached_connection()
         await connection.request(lambda number: requests.unsubscribe(number, self.consumer_id, force))
+
+    # For transactions.
+
+    def transaction_ended(self, txn: Transaction, /, *, is_committed: bool) -> None:
+        """What it held comes again unless it is committed: one by one to anybody who shares the subscription, else in order
+        from the first on, which the broker must not mix with what it sent before."""
+        if not is_committed and not self._is_shared and not self.is_closed and self.failure is None:
+            self.start_again()
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run something that ends with the lane."""
+        self._tasks.spawn(work, name)
+
+    def attached_connection(self) -> Connection:
+        """Raises why there is none."""
+        return self._attached_connection()
 
     # Inside.
 

@@ -17,7 +17,7 @@ from braid.errors import BraidError, Closed, InvalidArgument, LedgerFenced
 from braid.managedledger.api import Entry
 from braid.managedledger.cursor_store import CursorStore
 from braid.managedledger.records import CursorPosition, MaskRecord, PositionRecord, RangeRecord
-from braid.model.positions import Position
+from braid.model.positions import LATEST, Position
 from braid.model.ranges import PositionRanges
 from braid.runtime.clock import Timer
 
@@ -128,15 +128,18 @@ class ManagedCursor:
 
     # ---- reading ----------------------------------------------------------------------------------------------------------
 
-    def read_cached(self, max_entries: int, max_bytes: int) -> list[Entry] | None:
-        """The next unacknowledged entries from memory, moving the read position; [] at the end; None = ask `read`."""
+    def read_cached(self, max_entries: int, max_bytes: int, upto: Position = LATEST) -> list[Entry] | None:
+        """The next unacknowledged entries at or before `upto` from memory, moving the read position; [] at the end; None = ask
+        `read`."""
         while True:
             if self.read_position <= self.mark_delete:
                 self._read_after_mark_delete()
+            if self.read_position > upto:
+                return []
             entries = self._log.read_cached(self.read_position, max_entries, max_bytes)
             if not entries:
                 return entries
-            if entries := self._taken(entries):
+            if entries := self._taken(entries, upto):
                 return entries
 
     def take_new(self, entries: list[Entry]) -> bool:
@@ -148,20 +151,28 @@ class ManagedCursor:
         self.read_position = Position(last.ledger_id, last.entry_id + 1)
         return True
 
-    async def read(self, max_entries: int, max_bytes: int) -> list[Entry]:
-        """The next unacknowledged entries from storage, moving the read position; [] at the end."""
+    async def read(self, max_entries: int, max_bytes: int, upto: Position = LATEST) -> list[Entry]:
+        """The next unacknowledged entries at or before `upto` from storage, moving the read position; [] at the end."""
         while True:
             if self.read_position <= self.mark_delete:
                 self._read_after_mark_delete()
+            if self.read_position > upto:
+                return []
             start = self.read_position
             wanted = self._skip(start)
+            if wanted > upto:
+                self.read_position = wanted
+                return []
+            if upto < self._log.last_position:
+                before = Position(wanted.ledger_id, wanted.entry_id - 1)
+                max_entries = min(max_entries, self._log.map.between(before, upto))
             entries = await self._log.read(wanted, max_entries, max_bytes)
             if self.read_position != start:  # rewound or reset meanwhile: what was read is not what is wanted now
                 continue
             if not entries:
                 self.read_position = wanted  # the end: all up to it is acknowledged, so that nobody asks for it again
                 return entries
-            if entries := self._taken(entries):
+            if entries := self._taken(entries, upto):
                 return entries
 
     def rewind(self) -> None:
@@ -188,8 +199,14 @@ class ManagedCursor:
             position = self._log.map.after(end)
         return position
 
-    def _taken(self, entries: list[Entry]) -> list[Entry]:
+    def _taken(self, entries: list[Entry], upto: Position) -> list[Entry]:
         last = entries[-1]
+        if (last.ledger_id, last.entry_id) > upto:
+            entries = [e for e in entries if (e.ledger_id, e.entry_id) <= upto]
+            if not entries:  # `upto` is no entry of this log, or those up to it are acknowledged
+                self.read_position = Position(upto.ledger_id, upto.entry_id + 1)
+                return entries
+            last = entries[-1]
         self.read_position = Position(last.ledger_id, last.entry_id + 1)
         first = entries[0]
         # While they were read from storage, acknowledgments may have moved the mark-delete position over some of them.

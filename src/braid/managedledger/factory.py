@@ -116,11 +116,20 @@ class ManagedLedgerFactory:
         """The properties of a log, read fresh; None if there is none of this name."""
         return await self._properties(name, fresh=True)
 
+    async def incarnation(self, name: str) -> str | None:
+        """Which log has this name now, read fresh; None if none has."""
+        record = await self._existing(name, fresh=True)
+        return None if record is None else record.incarnation
+
     async def _properties(self, name: str, *, fresh: bool) -> Mapping[str, str] | None:
+        record = await self._existing(name, fresh=fresh)
+        return None if record is None else record.properties
+
+    async def _existing(self, name: str, *, fresh: bool) -> LogRecord | None:
         key = log_key(name)
         found = await self._metadata.get(key, fresh=fresh)
         record = None if found is None else decode_record(LogRecord, key, found.value)
-        return None if record is None or record.is_deleted else record.properties
+        return None if record is None or record.is_deleted else record
 
     async def names(self, parent: str) -> AsyncIterator[str]:
         """Last name components of the logs directly below `parent`, as stored (encoded), in order."""

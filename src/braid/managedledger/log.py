@@ -43,6 +43,7 @@ class ManagedLedger(LogAppender):
         "_trimming",
         "cursors",
         "metadata",
+        "on_trimmed",
         "retention_mb",
         "retention_minutes",
         "trim_guard",
@@ -70,6 +71,8 @@ class ManagedLedger(LogAppender):
         self.retention_mb = retention_mb
         self.trim_guard: Callable[[], Awaitable[bool]] | None = None
         """Asked before anything is deleted: False keeps everything for now."""
+        self.on_trimmed: Callable[[], None] | None = None
+        """Told when the first position has moved."""
         self._lifecycle = asyncio.Lock()
         self._trimming: asyncio.Task[int] | None = None
         self._is_loaded = False
@@ -294,6 +297,8 @@ class ManagedLedger(LogAppender):
             return 0
         gone = {info.ledger_id for info in self.infos[:count]}
         dropped = await self._commit(lambda infos: [info for info in infos if info.ledger_id not in gone])
+        if self.on_trimmed is not None:
+            self.on_trimmed()
         for info in dropped:
             await self._reader.forget(info.ledger_id)
             await self.discard(info.ledger_id, info.properties)

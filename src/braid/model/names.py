@@ -103,6 +103,9 @@ class TopicName(msgspec.Struct, frozen=True, eq=False):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TopicName) and self.full == other.full
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # without it the struct's own answer is that every two objects differ
+
     def __hash__(self) -> int:
         return hash(self.full)
 

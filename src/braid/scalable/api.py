@@ -56,6 +56,8 @@ class SegmentStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     readers: int = 0
     """Attached readers without a durable subscription that have not been sent everything yet."""
     is_terminated: bool = False
+    blocked_by: dict[str, tuple[BlockedBy, ...]] = {}
+    """By subscription, if it is held up here: open transactions."""
 
 
 class SegmentOps(Protocol):
@@ -123,6 +125,10 @@ class SegmentOps(Protocol):
 
     async def stats(self, segment: TopicName) -> SegmentStats:
         """Raises TopicNotFound."""
+        ...
+
+    async def settle(self, segment: TopicName) -> None:
+        """Finish what transactions that ended have left there. Raises TopicNotFound."""
         ...
 
 

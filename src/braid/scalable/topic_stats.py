@@ -91,7 +91,7 @@ def _subscription(
     shown: dict[str, Any] = {"type": record.type, "initial": record.initial, "backlog": backlog, "pendingOperation": pending}
     if coordinator is not None:
         shown.update(msgspec.to_builtins(coordinator.state()))
-        shown["blocked_by"] = msgspec.to_builtins(coordinator.blocked_by())
+        shown["blocked_by"] = msgspec.to_builtins(coordinator.blocked_by() + _held_up(name, known))
         return shown
     consumers = sorted({consumer for stats in known.values() for consumer in stats.consumers.get(name, ())})
     shown["state"] = "RUNNING" if consumers else "NO_CONSUMER"
@@ -104,8 +104,17 @@ def _subscription(
         for consumer in consumers
     }
     blocked_by = [BlockedBy(kind="no-consumer", since=record.created_ms)] if backlog and not consumers else []
-    shown["blocked_by"] = msgspec.to_builtins(blocked_by)
+    shown["blocked_by"] = msgspec.to_builtins(blocked_by + _held_up(name, known))
     return shown
+
+
+def _held_up(name: str, measured: Mapping[int, SegmentStats]) -> list[BlockedBy]:
+    """What the owners of segments say that it waits for."""
+    return [
+        msgspec.structs.replace(each, segment=number)
+        for number, stats in sorted(measured.items())
+        for each in stats.blocked_by.get(name, ())
+    ]
 
 
 def _unreadable(name: str, error: StoreMismatch, measured: Mapping[int, SegmentStats | None]) -> dict[str, Any]:

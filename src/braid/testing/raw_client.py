@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 
 from braid.errors import ProtocolError, from_code
 from braid.model.positions import Position
-from braid.wire import requests
+from braid.model.txn import TxnId
+from braid.wire import requests, txn_requests
 from braid.wire.batch import encode_batch
 from braid.wire.client import ClientProtocol, Delivery
 from braid.wire.commands import Command, encode, enum_value, signed64, unsigned64
@@ -28,7 +29,15 @@ from braid.wire.messages import (
     SingleMessageMetadata,
 )
 from braid.wire.replies import PING, PONG
-from braid.wire.types import PROTOCOL_VERSION, AckType, CommandType, InitialPosition, ProducerAccessMode, SubType
+from braid.wire.types import (
+    PROTOCOL_VERSION,
+    AckType,
+    CommandType,
+    InitialPosition,
+    ProducerAccessMode,
+    SubType,
+    TxnAction,
+)
 
 WAIT_SECONDS = 10.0
 CPP = "Pulsar-CPP-v4.2.0"
@@ -107,6 +116,7 @@ class RawClient(asyncio.Protocol):
         client_version: str = CPP,
         protocol_version: int = PROTOCOL_VERSION,
         answers_pings: bool = False,
+        is_braid: bool = False,
     ) -> RawClient:
         """Open a connection to `pulsar://host:port` and, unless told otherwise, shake hands."""
         address = urlsplit(url)
@@ -114,7 +124,7 @@ class RawClient(asyncio.Protocol):
             lambda: cls(answers_pings=answers_pings), address.hostname or "localhost", address.port or 6650
         )
         if handshake:
-            client.send(hello(client_version, protocol_version))
+            client.send(hello(client_version, protocol_version, is_braid=is_braid))
             await client.expect(CommandType.CONNECTED)
         return client
 
@@ -238,14 +248,21 @@ class RawClient(asyncio.Protocol):
         return await self.answer(request_id)
 
     def publish(self, payload: bytes, sequence_id: int, producer_id: int = 1, **fields: Any) -> None:
-        """SEND one message (see `entry` for the fields); receipts come as SEND_RECEIPT."""
+        """SEND one message (see `entry` for the fields, and `txn`); receipts come as SEND_RECEIPT."""
         batch = fields.get("batch")
         highest = fields.pop("highest", None)
+        txn = fields.pop("txn", None)
         count = 1 if batch is None else len(batch)
         made = entry(payload, sequence_id, **fields)
         self.send(
             requests.send(
-                producer_id, sequence_id, made, count, highest_sequence_id=highest, is_chunk=fields.get("chunk") is not None
+                producer_id,
+                sequence_id,
+                made,
+                count,
+                highest_sequence_id=highest,
+                txn=txn,
+                is_chunk=fields.get("chunk") is not None,
             )
         )
 
@@ -295,12 +312,14 @@ class RawClient(asyncio.Protocol):
         kind = AckType.CUMULATIVE if cumulative else AckType.INDIVIDUAL
         self.send(requests.ack(consumer_id, [id_of(each) for each in positions], kind, request_id))
 
-    async def acked(self, *ids: Position | MessageIdData, consumer_id: int = 1, cumulative: bool = False) -> Any:
+    async def acked(
+        self, *ids: Position | MessageIdData, consumer_id: int = 1, cumulative: bool = False, txn: TxnId | None = None
+    ) -> Any:
         """ACK with a receipt; returns the ACK_RESPONSE."""
         request_id = self.next_request()
         kind = AckType.CUMULATIVE if cumulative else AckType.INDIVIDUAL
         named = [each if isinstance(each, MessageIdData) else id_of(each) for each in ids]
-        self.send(requests.ack(consumer_id, named, kind, request_id))
+        self.send(requests.ack(consumer_id, named, kind, request_id, txn))
         return await self.answer(request_id)
 
     def redeliver(self, *positions: Position, consumer_id: int = 1, epoch: int | None = None) -> None:
@@ -333,12 +352,32 @@ class RawClient(asyncio.Protocol):
         self.send(requests.close_consumer(request_id, consumer_id))
         return await self.answer(request_id)
 
+    async def begin(self, coordinator: int = 0, ttl_ms: int = 60_000, *, is_decider: bool = False) -> TxnId:
+        """NEW_TXN; a refusal is raised."""
+        request_id = self.next_request()
+        self.send(txn_requests.new(request_id, coordinator, ttl_ms, is_decider=is_decider))
+        return await self._transaction(request_id)
 
-def hello(client_version: str = CPP, protocol_version: int = PROTOCOL_VERSION) -> bytes:
+    async def end(self, txn: TxnId, *, commit: bool) -> TxnId:
+        """END_TXN; a refusal is raised."""
+        request_id = self.next_request()
+        self.send(txn_requests.end(request_id, txn, TxnAction.COMMIT if commit else TxnAction.ABORT))
+        return await self._transaction(request_id)
+
+    async def _transaction(self, request_id: int) -> TxnId:
+        reply = await self.answer(request_id)
+        if reply.HasField("error"):
+            raise from_code(reply.error, reply.message)
+        return TxnId(reply.txnid_most_bits, reply.txnid_least_bits)
+
+
+def hello(client_version: str = CPP, protocol_version: int = PROTOCOL_VERSION, *, is_braid: bool = False) -> bytes:
     """CONNECT of a client of this kind and age."""
     body = CommandConnect(
         client_version=client_version,
         protocol_version=protocol_version,
         feature_flags=FeatureFlags(supports_broker_entry_metadata=True),
     )
+    if is_braid:
+        body.feature_flags.supports_braid = True
     return encode(CommandType.CONNECT, body)

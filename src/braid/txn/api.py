@@ -40,6 +40,10 @@ class AppendLog(Protocol):
         """The existing position before this one."""
         ...
 
+    async def check_owner(self) -> None:
+        """Read the log's record afresh; raise LedgerFenced if the log is not ours any more."""
+        ...
+
 
 class CursorAcks(Protocol):
     """A durable cursor of such a log, as pending acknowledgments see it."""
@@ -51,6 +55,15 @@ class CursorAcks(Protocol):
 
     @property
     def mark_delete(self) -> Position: ...
+
+    @property
+    def last_position(self) -> Position:
+        """Of the log; nothing beyond it can be acknowledged."""
+        ...
+
+    def position_before(self, position: Position) -> Position:
+        """The existing position before this one."""
+        ...
 
     def is_acknowledged(self, position: Position) -> bool:
         """Whether the whole entry is acknowledged."""
@@ -94,4 +107,4 @@ class HeldTransaction(msgspec.Struct, frozen=True, kw_only=True):
     acks: int = 0
     """Positions it holds in this subscription."""
     position: str = ""
-    """First position it pins, or its cumulative acknowledgment."""
+    """Of writes: the last position that can be read while it is open. Of acknowledgments: the first, or the cumulative one."""

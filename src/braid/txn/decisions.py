@@ -86,7 +86,10 @@ class Decisions:
         held = self._held.get(root)
         if held is not None:
             for listener in list(held.listeners):
-                listener(root, header)
+                try:
+                    listener(root, header)
+                except Exception:  # a listener's mistake must not keep the outcome from the others
+                    log.exception("a listener failed on the outcome of transaction %s", root)
 
     async def _watch(self, root: TxnId) -> None:
         try:

@@ -14,6 +14,7 @@ Everything of a root has the partition key `<root>`. Owns names and shapes only;
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Literal, TypeVar
 
 import msgspec
@@ -161,8 +162,9 @@ def op_index(op: TxnOp) -> Mapping[str, str]:
     return {ACKS_BY_SEGMENT_SUBSCRIPTION: acks_secondary(op.segment, op.subscription or "")}
 
 
+@lru_cache(maxsize=4096)
 def encoded(name: str) -> str:
-    """A name without `/` and `:`, so that `:` separates."""
+    """A name without `/` and `:`, so that `:` separates. Asked for with every op, hence remembered."""
     return encode_name(name).replace(":", "%3A")
 
 

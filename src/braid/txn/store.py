@@ -6,8 +6,7 @@ Owns the conditions of each write (a header is created absent and changed by ver
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Final
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 
 import msgspec
 
@@ -16,10 +15,8 @@ from braid.metadata.api import ABSENT, IndexSpan, MetadataStore, Record, Span
 from braid.model.txn import TxnId
 from braid.runtime.clock import Clock
 from braid.txn import records
-from braid.txn.records import AbortedTxn, TxnHeader, TxnOp
-
-BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-"""Upper bounds, in seconds, of the histogram of index queries."""
+from braid.txn.counters import TxnCounters as TxnCounters
+from braid.txn.records import AbortedTxn, SerialBlock, TxnHeader, TxnOp
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -40,26 +37,6 @@ class StoredOp(msgspec.Struct, frozen=True):
     op: TxnOp
 
 
-class TxnCounters:
-    """What the metrics show of this broker's calls."""
-
-    def __init__(self) -> None:
-        self.op_writes = 0
-        self.op_deletes = 0
-        self.header_cas = {"ok": 0, "conflict": 0, "reject": 0}
-        """Decisions: applied; lost to another one; refused because the transaction was over or unknown."""
-        self.query_counts = [0] * (len(BUCKETS) + 1)
-        self.query_seconds = 0.0
-
-    def queried(self, seconds: float) -> None:
-        self.query_seconds += seconds
-        for at, bound in enumerate(BUCKETS):
-            if seconds <= bound:
-                self.query_counts[at] += 1
-                return
-        self.query_counts[-1] += 1
-
-
 class TransactionStore:
     """One per broker, over its handle."""
 
@@ -76,11 +53,23 @@ class TransactionStore:
 
     async def create_header(self, root: TxnId, value: TxnHeader) -> Header:
         """Raises VersionConflict if there is one."""
-        return await self._put(root, value, ABSENT)
+        made = await self._put(root, value, ABSENT)
+        self.counters.began(root)
+        return made
 
     async def swap_header(self, old: Header, value: TxnHeader) -> Header:
         """Raises VersionConflict if it is no longer `old`."""
-        return await self._put(old.root, value, old.version)
+        if value.is_open:
+            return await self._put(old.root, value, old.version)
+        try:
+            made = await self._put(old.root, value, old.version)
+        except VersionConflict:
+            self.counters.header_cas["conflict"] += 1
+            raise
+        self.counters.header_cas["ok"] += 1
+        duration_ms = (value.finalized_ms or 0) - value.created_ms
+        self.counters.decided(old.root, is_commit=value.state == "COMMITTED", duration_ms=duration_ms)
+        return made
 
     async def _put(self, root: TxnId, value: TxnHeader, expected: int) -> Header:
         record = await self.metadata.put(
@@ -96,26 +85,40 @@ class TransactionStore:
         """The last thing that goes of a transaction. Raises VersionConflict."""
         await self.metadata.delete(records.header_key(header.root), expected=header.version, partition=str(header.root))
 
-    async def expired(self, now_ms: int, limit: int) -> list[Header]:
+    async def expired(self, now_ms: int) -> AsyncGenerator[Header, None]:
         """Open transactions whose deadline is `now_ms` or earlier, oldest deadline first."""
-        return await self._headers(IndexSpan(records.TXN_BY_DEADLINE, None, records.padded(now_ms + 1)), limit)
+        async for header in self._headers(IndexSpan(records.TXN_BY_DEADLINE, None, records.padded(now_ms + 1))):
+            yield header
 
     async def open_headers(self, limit: int) -> list[Header]:
         """Open transactions by deadline."""
-        return await self._headers(IndexSpan(records.TXN_BY_DEADLINE), limit)
+        return [header async for header in self._headers(IndexSpan(records.TXN_BY_DEADLINE), limit)]
 
-    async def finished(self, until_ms: int, limit: int) -> list[Header]:
-        """Finished transactions that ended at `until_ms` or earlier."""
-        found: list[Header] = []
+    async def open_roots(self) -> AsyncIterator[TxnId]:
+        """All open transactions, by deadline."""
+        async for record in self.metadata.scan(IndexSpan(records.TXN_BY_DEADLINE), fresh=True):
+            yield TxnId.parse(record.name)
+
+    async def finished(self, until_ms: int) -> AsyncGenerator[Header, None]:
+        """Finished transactions that ended at `until_ms` or earlier; by state, the oldest of each first."""
         for state in ("ABORTED", "COMMITTED"):
             span = IndexSpan(records.TXN_BY_FINAL_STATE, f"{state}:", f"{state}:{records.padded(until_ms + 1)}")
-            found += await self._headers(span, limit - len(found))
-        return found
+            async for header in self._headers(span):
+                yield header
 
-    async def _headers(self, span: IndexSpan, limit: int) -> list[Header]:
-        if limit <= 0:
-            return []
-        return [_header(record) async for record in self.metadata.scan(span, limit=limit, fresh=True)]
+    async def _headers(self, span: IndexSpan, limit: int | None = None) -> AsyncIterator[Header]:
+        async for record in self.metadata.scan(span, limit=limit, fresh=True):
+            yield _header(record)
+
+    async def reserve_serials(self, coordinator: int, count: int) -> int:
+        """Take a block of serials; the first of them. Raises VersionConflict if another broker took one at the same time, and
+        after OutcomeUnknown a block may be lost. The first of all is 1, so that no transaction has an id of zeros."""
+        key = records.serial_key(coordinator)
+        found = await self.metadata.get(key, fresh=True)
+        first = 1 if found is None else records.decode_serials(key, found.value).next
+        value = records.encode(SerialBlock(next=first + count))
+        await self.metadata.put(key, value, expected=ABSENT if found is None else found.version)
+        return first
 
     # Ops.
 
@@ -163,7 +166,7 @@ class TransactionStore:
     async def _indexed(self, span: IndexSpan) -> list[StoredOp]:
         began = self._clock.monotonic()
         found = [_op(record) async for record in self.metadata.scan(span, fresh=True)]
-        self.counters.queried(self._clock.monotonic() - began)
+        self.counters.queries.note(self._clock.monotonic() - began)
         return found
 
     # Sub-transactions.
@@ -178,16 +181,47 @@ class TransactionStore:
 
     # Aborted transactions of a segment.
 
-    async def put_aborted(self, segment: str, txn: TxnId, value: AbortedTxn) -> None:
-        await self.metadata.put(records.aborted_key(segment, txn), records.encode(value), partition=str(txn.root))
+    async def put_aborted(
+        self, segment: str, txn: TxnId, value: AbortedTxn, check_owner: Callable[[], Awaitable[None]] | None = None
+    ) -> AbortedTxn:
+        """What is recorded then: of one log the higher position counts, because an owner before or after this one may know of
+        later entries. The record of another log of that name is replaced if `check_owner` lets it."""
+        key, partition = records.aborted_key(segment, txn), str(txn.root)
+        expected = ABSENT
+        while True:
+            try:
+                await self.metadata.put(key, records.encode(value), expected=expected, partition=partition)
+            except VersionConflict:
+                found = await self.metadata.get(key, partition=partition, fresh=True)
+            else:
+                return value
+            expected = ABSENT if found is None else found.version
+            known = None if found is None else records.decode_aborted(found.key, found.value)
+            if known is not None and known.incarnation == value.incarnation:
+                if records.text_position(known.last) >= records.text_position(value.last):
+                    return known
+            elif known is not None and check_owner is not None:
+                await check_owner()
 
     async def aborted_in(self, segment: str) -> AsyncIterator[tuple[TxnId, AbortedTxn]]:
         """One scan, fresh."""
         async for record in self.metadata.scan(Span(records.aborted_in(segment)), fresh=True):
             yield TxnId.parse(record.name), records.decode_aborted(record.key, record.value)
 
-    async def delete_aborted(self, segment: str, txn: TxnId) -> None:
-        await self.metadata.delete(records.aborted_key(segment, txn), partition=str(txn.root))
+    async def delete_aborted(self, segment: str, txn: TxnId, wanted: Callable[[AbortedTxn], bool] | None = None) -> bool:
+        """Delete the record, unless it is not the one that is `wanted`; True if it is not there any more."""
+        key, partition = records.aborted_key(segment, txn), str(txn.root)
+        while True:
+            found = await self.metadata.get(key, partition=partition, fresh=True)
+            if found is None:
+                return True
+            if wanted is not None and not wanted(records.decode_aborted(found.key, found.value)):
+                return False
+            try:
+                await self.metadata.delete(key, expected=found.version, partition=partition)
+            except VersionConflict:
+                continue
+            return True
 
     # Ends of topics and subscriptions.
 
@@ -195,11 +229,17 @@ class TransactionStore:
         """The subscription is gone: so are the acknowledgments it would have got."""
         await self._delete_all(await self.acks_in(segment, subscription))
 
-    async def purge_segment(self, segment: str) -> None:
-        """The log is gone: its ops and its aborted records go too."""
-        await self._delete_all([*await self.writes_in(segment), *await self.all_acks_in(segment)])
-        for txn in [txn async for txn, _value in self.aborted_in(segment)]:
-            await self.delete_aborted(segment, txn)
+    async def purge_segment(self, segment: str, living: Callable[[], Awaitable[str | None]]) -> None:
+        """The log is gone: its ops and its aborted records go too. There may be another one of that name already; `living` is
+        asked for its incarnation after everything was listed, so that nothing of it is taken for old."""
+        ops = [*await self.writes_in(segment), *await self.all_acks_in(segment)]
+        aborted = [(txn, value.incarnation) async for txn, value in self.aborted_in(segment)]
+        if ops or aborted:
+            present = await living()
+            await self._delete_all([op for op in ops if op.op.incarnation != present])
+            for txn, incarnation in aborted:
+                if incarnation != present:
+                    await self.delete_aborted(segment, txn, lambda record: record.incarnation != present)
 
     async def _delete_all(self, ops: Sequence[StoredOp]) -> None:
         for op in ops:

@@ -38,6 +38,7 @@ from braid.web.routes_segments import segment_calls
 from braid.web.routes_stats import stats_calls
 from braid.web.routes_subscriptions import subscription_calls
 from braid.web.routes_topics import topic_calls
+from braid.web.routes_transactions import transaction_calls
 
 log = logging.getLogger(__name__)
 EMPTY_NAME = "/empty name in a path"
@@ -69,6 +70,7 @@ def all_calls(admin: Admin) -> list[Call]:
         subscription_calls(admin),
         scalable_calls(admin),
         segment_calls(),
+        transaction_calls(admin),
         broker_calls(admin),
         lookup_calls(admin),
     )

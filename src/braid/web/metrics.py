@@ -18,6 +18,7 @@ from braid.broker.subscription import Subscription
 from braid.broker.topic import Topic
 from braid.metadata.api import SessionState
 from braid.web.admin import Admin
+from braid.web.metrics_transactions import TransactionMetrics
 from braid.web.stats import backlog_bytes, bytes_out, messages_out
 
 LAG_PERIOD_SECONDS = 1.0
@@ -34,6 +35,7 @@ class Metrics:
         self._admin = admin
         self._hidden = 0
         self._topic_reads = _TOPIC_READS | self._rates()
+        self._of_transactions = TransactionMetrics(admin)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -44,6 +46,7 @@ class Metrics:
         topics = self._topics()
         is_shown = len(topics) <= self._admin.service.config.metrics_max_topics
         self._hidden = 0 if is_shown else len(topics)
+        await self._of_transactions.count()
         parts = [generate_latest(self._registry)]
         of_topics, of_subscriptions = self._lines(self._topic_reads), self._lines(_SUBSCRIPTION_READS)
         for number, topic in enumerate(topics if is_shown else ()):
@@ -82,6 +85,7 @@ class Metrics:
             yield self._labelled(CounterMetricFamily, name, text, value)
         yield from self._slow()
         yield from self._operations()
+        yield from self._of_transactions.collect()
         by_namespace: dict[str, list[Topic]] = {}
         for topic in topics:
             by_namespace.setdefault(str(topic.name.namespace), []).append(topic)

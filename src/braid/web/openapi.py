@@ -46,6 +46,8 @@ PARTS: dict[str, tuple[Json, str]] = {
     "position": (_NUMBER | {"minimum": 1, "maximum": (1 << 31) - 1}, "Which message, the first is 1"),
     "ledger": (_NUMBER, "Id of a ledger"),
     "entry": (_NUMBER, "Number of an entry in its ledger"),
+    "most": (_NUMBER | {"minimum": -MAX_INT64 - 1}, "Most significant bits of a transaction id: its coordinator"),
+    "least": (_NUMBER | {"minimum": -MAX_INT64 - 1}, "Least significant bits of a transaction id"),
 }
 REFUSALS = {
     307: "Another broker has it: the same call is to be sent to `Location`",

@@ -114,6 +114,9 @@ class RemoteSegments:
     async def stats(self, segment: TopicName) -> SegmentStats:
         return await self._ask(_STATS, segment_parts(segment))
 
+    async def settle(self, segment: TopicName) -> None:
+        await self._ask(ops.SEGMENTS_SETTLE, segment_parts(segment))
+
     async def _ask(
         self, operation: Operation[T], names: Mapping[str, str], query: Mapping[str, Any] | None = None, body: Any = None
     ) -> T:

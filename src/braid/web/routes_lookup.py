@@ -38,7 +38,8 @@ def lookup_calls(admin: Admin) -> Calls:
             raise InvalidArgument(f"{domain[:40]!r} is no kind of topic; it is {', '.join(Domain)}.")
         name = TopicName.parse(f"{domain}://{ask.namespace}/{ask.text('topic')}")
         admin.service.check_lookup(name)
-        await admin.service.namespaces.policies(name.namespace)
+        if admin.service.transactions.find(name) is None:
+            await admin.service.namespaces.policies(name.namespace)
         return name
 
     async def check_usable(name: TopicName) -> None:
@@ -60,6 +61,10 @@ def lookup_calls(admin: Admin) -> Calls:
         name = await named(ask)
         if listener := ask.query["listenerName"] or ask.request.headers.get("x-pulsar-listenername"):
             raise NotAllowed(f"The broker has no listener {listener[:100]!r}.")
+        if (coordinator := admin.service.transactions.find(name)) is not None:
+            admin.service.lookups += 1
+            url = coordinator.service_url
+            return LookupData(coordinator.broker_id, url, "", coordinator.http_url, "", url, "")
         await check_usable(name)
         found = await admin.ownership.find(name, authoritative=ask.query["authoritative"])
         broker = found.broker

@@ -148,6 +148,12 @@ def _life(calls: Calls) -> None:
         segments, name = await _here(ask)
         return await segments.stats(name)
 
+    @calls.post(f"{SEGMENT}/settle", owner=True)
+    async def settle(ask: Ask) -> None:
+        """Finish what transactions that ended have left on a segment. Brokers ask each other; it is done by itself, too."""
+        segments, name = await _here(ask)
+        await segments.settle(name)
+
 
 async def _check_unused(segments: LocalSegments, name: TopicName) -> None:
     try:

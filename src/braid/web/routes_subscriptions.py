@@ -273,7 +273,7 @@ async def acknowledge_upto(subscription: Subscription, position: Position) -> No
     """Acknowledge everything up to a position, durably; a position already passed changes nothing."""
     cursor = subscription.cursor
     if position > cursor.mark_delete and subscription.log.total_entries:
-        cursor.acknowledge_cumulative(min(position, subscription.log.last_position))
+        subscription.acknowledge_upto(min(position, subscription.log.last_position))
         await cursor.flush()
         subscription.pump()
 

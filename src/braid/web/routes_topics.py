@@ -170,6 +170,8 @@ def _partitions(admin: Admin, calls: Calls) -> None:
     async def get_partitions(ask: Ask) -> Any:
         """Number of partitions; 0 for a plain topic."""
         name = ask.topic
+        if (coordinators := service.transactions.partition_count(name)) is not None:
+            return {"partitions": coordinators, "deleted": False}
         try:
             count = await service.partition_count(name, allow_create=ask.query["checkAllowAutoCreation"])
         except TopicNotFound as error:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from braid.broker.consumer import Consumer
 from braid.broker.dispatch_shared import SharedDispatcher
+from braid.broker.held_up import held_up_by
 from braid.broker.producer import Producer
 from braid.broker.subscription import TYPE_LABELS, Subscription
 from braid.broker.topic import Topic
@@ -59,7 +62,7 @@ def topic_stats(admin: Admin, topic: Topic) -> Json:
         "publishRateLimitedTimes": 0,
         "earliestMsgPublishTimeInBacklogs": 0,
         "offloadedStorageSize": 0,
-        "ongoingTxnCount": 0,
+        "ongoingTxnCount": len(topic.transactions.open_transactions()),
         "abortedTxnCount": 0,
         "committedTxnCount": 0,
         "publishers": [_publisher(admin, topic, each) for each in topic.producers.values()],
@@ -149,6 +152,7 @@ def _subscription(admin: Admin, topic: Topic, subscription: Subscription) -> Jso
         "filterAcceptedMsgCount": 0,
         "filterRejectedMsgCount": 0,
         "filterRescheduledMsgCount": 0,
+        "blocked_by": msgspec.to_builtins(held_up_by(topic, subscription)),
     }
 
 
@@ -189,9 +193,10 @@ def partitioned_stats(parts: dict[str, Json], partitions: int, per_partition: bo
         total["publishers"] += stats["publishers"]
         total["deduplicationStatus"] = stats["deduplicationStatus"]
         for name, subscription in stats["subscriptions"].items():
-            into = total["subscriptions"].setdefault(name, {"consumers": []})
+            into = total["subscriptions"].setdefault(name, {"consumers": [], "blocked_by": []})
             _add(into, subscription)
             into["consumers"] += subscription["consumers"]
+            into["blocked_by"] += subscription.get("blocked_by", [])
     total["averageMsgSize"] = total.get("bytesInCounter", 0) / (total.get("msgInCounter", 0) or 1)
     owners = {stats["ownerBroker"] for stats in parts.values()}
     total["ownerBroker"] = owners.pop() if len(owners) == 1 else None

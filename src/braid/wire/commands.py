@@ -89,6 +89,12 @@ FIELDS: Final[dict[int, str]] = {
     CommandType.WATCH_TC_ASSIGNMENTS: "watchTcAssignments",
     CommandType.WATCH_TC_ASSIGNMENTS_UPDATE: "watchTcAssignmentsUpdate",
     CommandType.WATCH_TC_ASSIGNMENTS_CLOSE: "watchTcAssignmentsClose",
+    CommandType.NEW_SUB_TXN: "newSubTxn",
+    CommandType.NEW_SUB_TXN_RESPONSE: "newSubTxnResponse",
+    CommandType.DECIDE_TXN: "decideTxn",
+    CommandType.DECIDE_TXN_RESPONSE: "decideTxnResponse",
+    CommandType.RENEW_TXN: "renewTxn",
+    CommandType.RENEW_TXN_RESPONSE: "renewTxnResponse",
 }
 """Name of the `BaseCommand` field that holds the command of a type."""
 

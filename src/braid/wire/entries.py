@@ -68,12 +68,13 @@ def message_count(entry: bytes) -> int:
 
 
 def admit(entry: bytes) -> int:
-    """`verify` and `message_count` in one pass, for every entry published: the number of messages, 0 for a wrong checksum."""
+    """`verify` and `message_count` in one pass, for every entry published: the number of messages, 0 for a wrong checksum,
+    and less than 0 (as many, with a minus) if the metadata names a transaction."""
     if len(entry) < 10:
-        return message_count(entry) if verify(entry) else 0
+        return _signed_count(entry) if verify(entry) else 0
     magic, checksum, size = _unpack_head(entry)
     if magic != MAGIC_CHECKSUM:
-        return message_count(entry)
+        return _signed_count(entry)
     if crc32c(entry[6:]) != checksum:
         return 0
     end = 10 + size
@@ -86,7 +87,12 @@ def admit(entry: bytes) -> int:
     count: int = metadata.num_messages_in_batch
     if count < 1 or not metadata.IsInitialized():
         return message_count(entry)  # says what is wrong
-    return count
+    return -count if metadata.HasField("txnid_most_bits") else count
+
+
+def _signed_count(entry: bytes) -> int:
+    count = message_count(entry)
+    return -count if entry_metadata(entry).HasField("txnid_most_bits") else count
 
 
 def payload_offset(entry: bytes) -> int:

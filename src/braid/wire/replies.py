@@ -155,9 +155,11 @@ def send_error(producer_id: int, sequence_id: int, code: int, text: str) -> byte
     return encode(CommandType.SEND_ERROR, body)
 
 
-def close_producer(producer_id: int, request_id: int = NO_REQUEST) -> bytes:
-    """CLOSE_PRODUCER pushed by the broker."""
+def close_producer(producer_id: int, request_id: int = NO_REQUEST, is_settled: bool = False) -> bytes:
+    """CLOSE_PRODUCER pushed by the broker; `is_settled` if nothing is stored that was not answered."""
     body = CommandCloseProducer(producer_id=unsigned64(producer_id), request_id=unsigned64(request_id))
+    if is_settled:
+        body.is_settled = True
     return encode(CommandType.CLOSE_PRODUCER, body)
 
 

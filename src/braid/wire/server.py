@@ -135,7 +135,7 @@ class ServerProtocol:
         command = decode(raw)
         if command is None:
             if (type_number(raw) or 0) >= BRAID_COMMANDS and not self.is_braid_peer:
-                raise ProtocolError("A command of Braid's own was received from a client that did not announce supports_braid.")
+                raise ProtocolError(_NOT_BRAID)
             if self._stage is not Stage.CONNECTED:
                 raise ProtocolError("A command of unknown type was received before the handshake was over.")
             return
@@ -154,6 +154,8 @@ class ServerProtocol:
     def _check_stage(self, kind: int) -> None:
         if kind not in FROM_CLIENT:
             raise ProtocolError(f"A client sent {CommandType(kind).name}, which only brokers send.")
+        if kind >= BRAID_COMMANDS and not self.is_braid_peer:
+            raise ProtocolError(_NOT_BRAID)
         if kind in _ANY_STAGE:
             return
         if self._stage is Stage.START:
@@ -166,6 +168,7 @@ class ServerProtocol:
 
 
 _ANY_STAGE: Final = frozenset({CommandType.PING, CommandType.PONG})
+_NOT_BRAID: Final = "A command of Braid's own was received from a client that did not announce supports_braid."
 
 
 def _decode_send(data: bytes, i: int, stop: int, end: int) -> Send | None:

@@ -89,6 +89,12 @@ class CommandType(IntEnum):
     WATCH_TC_ASSIGNMENTS = 79
     WATCH_TC_ASSIGNMENTS_UPDATE = 80
     WATCH_TC_ASSIGNMENTS_CLOSE = 81
+    NEW_SUB_TXN = 1000
+    NEW_SUB_TXN_RESPONSE = 1001
+    DECIDE_TXN = 1002
+    DECIDE_TXN_RESPONSE = 1003
+    RENEW_TXN = 1004
+    RENEW_TXN_RESPONSE = 1005
 
 
 class ServerError(IntEnum):
@@ -307,6 +313,9 @@ FROM_CLIENT: Final = frozenset(
         CommandType.WATCH_SCALABLE_TOPICS_CLOSE,
         CommandType.WATCH_TC_ASSIGNMENTS,
         CommandType.WATCH_TC_ASSIGNMENTS_CLOSE,
+        CommandType.NEW_SUB_TXN,
+        CommandType.DECIDE_TXN,
+        CommandType.RENEW_TXN,
     }
 )
 """Types a broker takes; every other known type goes from broker to client only."""

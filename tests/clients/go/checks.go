@@ -28,6 +28,7 @@ func checks() []namedCheck {
 			namedCheck{"plain-" + each.name, func(w *World) { roundTrip(w, "plain-"+each.name, each.codec, false) }},
 			namedCheck{"batched-" + each.name, func(w *World) { roundTrip(w, "batched-"+each.name, each.codec, true) }})
 	}
+	all = append(all, transactionChecks()...)
 	return append(all, []namedCheck{
 		{"reader", readFrom},
 		{"seek", seek},

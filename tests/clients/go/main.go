@@ -17,6 +17,7 @@ import (
 // World is what a check works with.
 type World struct {
 	client pulsar.Client
+	url    string
 	prefix string
 	driver *bufio.Reader
 }
@@ -76,7 +77,7 @@ func main() {
 		fmt.Println("fail connect", err)
 		os.Exit(1)
 	}
-	w := &World{client: client, prefix: os.Args[2], driver: bufio.NewReader(os.Stdin)}
+	w := &World{client: client, url: os.Args[1], prefix: os.Args[2], driver: bufio.NewReader(os.Stdin)}
 	wanted := ""
 	if len(os.Args) > 3 {
 		wanted = os.Args[3]

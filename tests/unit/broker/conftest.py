@@ -32,6 +32,7 @@ from braid.scalable.config import ScalableConfig
 from braid.testing.clock import ManualClock
 from braid.testing.pausable import PausableClock
 from braid.testing.raw_client import RawClient
+from braid.txn.config import TransactionConfig
 
 PUBLIC = NamespaceName.parse("public/default")
 
@@ -88,11 +89,14 @@ class Believer:
         self.broker_id = ""
 
     async def start(self, me: BrokerInfo) -> None:
-        self._me = me
+        self.me = self._me = me
         self.broker_id = me.broker_id
 
     def owns(self, topic: TopicName) -> bool:
         return True
+
+    def broker(self, broker_id: str) -> BrokerInfo | None:
+        return self._me if broker_id == self.broker_id else None
 
     async def owner_of(self, topic: TopicName) -> BrokerInfo:
         return self._me
@@ -118,7 +122,14 @@ class Broker:
     """One broker of the world, with its own metadata session and socket."""
 
     def __init__(
-        self, world: World, config: BrokerConfig, logs: ManagedLedgerConfig, scalable: ScalableConfig, *, believes: bool
+        self,
+        world: World,
+        config: BrokerConfig,
+        logs: ManagedLedgerConfig,
+        scalable: ScalableConfig,
+        transactions: TransactionConfig,
+        *,
+        believes: bool,
     ) -> None:
         self.clock = PausableClock(world.clock)
         runtime = Runtime(clock=self.clock)
@@ -126,7 +137,13 @@ class Broker:
         resolver = SingleStore(world.ledgers)
         factory = ManagedLedgerFactory(runtime, handle, resolver, logs, EntryCache(logs.cache_bytes))
         self.service = BrokerService(
-            runtime, config, handle, factory, SchemaStorage(runtime, handle, resolver), scalable=scalable
+            runtime,
+            config,
+            handle,
+            factory,
+            SchemaStorage(runtime, handle, resolver),
+            scalable=scalable,
+            transactions=transactions,
         )
         self.service.remote_segments = world.segments_of
         if believes:
@@ -166,6 +183,7 @@ class Broker:
         which is about something else need not wait for it."""
         self.is_down = True
         self.service._kill_scalable()
+        self.service.transactions.kill()
         self.service.ownership.kill()
         self.server._listener.close()  # type: ignore[union-attr]
         for topic in self.service.topics.values():
@@ -231,11 +249,19 @@ class World:
         *,
         believes: bool = False,
         scalable: ScalableConfig | None = None,
+        transactions: TransactionConfig | None = None,
         **settings: Any,
     ) -> Broker:
         """Start a broker; settings of section `[broker]` by name. One that `believes` takes every topic for its own."""
         config = msgspec.structs.replace(BrokerConfig(port=0), **settings)
-        broker = Broker(self, config, logs or ManagedLedgerConfig(), scalable or ScalableConfig(), believes=believes)
+        broker = Broker(
+            self,
+            config,
+            logs or ManagedLedgerConfig(),
+            scalable or ScalableConfig(),
+            transactions or TransactionConfig(),
+            believes=believes,
+        )
         await broker.server.__aenter__()
         self.brokers.append(broker)
         return broker

@@ -15,7 +15,6 @@ from braid.wire import requests
 from braid.wire.commands import encode
 from braid.wire.messages import (
     CommandConsumerStats,
-    CommandNewTxn,
     CommandSuccess,
 )
 from braid.wire.replies import PING, PONG, success
@@ -377,9 +376,3 @@ async def test_1_10_a_slow_consumer_costs_bounded_memory_and_gets_everything_lat
     assert waiting < 6_000_000, f"{waiting} bytes of {count * size} wait in memory"
     slow.start_reading()
     assert [payload[:5] for payload in await slow.payloads(count)] == [b"%05d" % number for number in range(count)]
-
-
-async def test_new_txn_is_refused_with_a_plain_error(client: RawClient) -> None:
-    client.send(encode(CommandType.NEW_TXN, CommandNewTxn(request_id=9)))
-    reply = await client.expect(CommandType.ERROR)
-    assert (reply.request_id, reply.error) == (9, ServerError.NOT_ALLOWED_ERROR)

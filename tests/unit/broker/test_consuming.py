@@ -538,7 +538,7 @@ async def test_5_6_on_shared_an_ack_may_name_what_another_consumer_got(broker: A
     assert subscription.dispatcher.unacked == 0
 
 
-async def test_5_6_an_ack_without_request_id_is_never_answered_a_transactional_one_is_refused(
+async def test_5_6_an_ack_without_request_id_is_never_answered_one_of_an_unknown_transaction_is_refused(
     broker: Any, client: RawClient
 ) -> None:
     positions = await filled(broker, 1)
@@ -549,7 +549,7 @@ async def test_5_6_an_ack_without_request_id_is_never_answered_a_transactional_o
     assert await client.settle() == []
     client.send(requests.ack(1, [id_of(positions[0])], request_id=88, txn=(0, 1)))
     refused = await client.expect(CommandType.ACK_RESPONSE)
-    assert (refused.request_id, refused.error) == (88, ServerError.NOT_ALLOWED_ERROR)
+    assert (refused.request_id, refused.error) == (88, ServerError.TRANSACTION_CONFLICT)
 
 
 # Acknowledgments over restarts.

@@ -281,13 +281,6 @@ async def test_7_1_get_or_create_schema_needs_the_topic(client: RawClient) -> No
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
-        (CommandType.NEW_TXN, pb.CommandNewTxn(request_id=5)),
-        (CommandType.ADD_PARTITION_TO_TXN, pb.CommandAddPartitionToTxn(request_id=5)),
-        (CommandType.ADD_SUBSCRIPTION_TO_TXN, pb.CommandAddSubscriptionToTxn(request_id=5)),
-        (CommandType.END_TXN, pb.CommandEndTxn(request_id=5)),
-        (CommandType.END_TXN_ON_PARTITION, pb.CommandEndTxnOnPartition(request_id=5)),
-        (CommandType.END_TXN_ON_SUBSCRIPTION, pb.CommandEndTxnOnSubscription(request_id=5)),
-        (CommandType.TC_CLIENT_CONNECT_REQUEST, pb.CommandTcClientConnectRequest(request_id=5, tc_id=0)),
         (
             CommandType.WATCH_TOPIC_LIST,
             pb.CommandWatchTopicList(request_id=5, watcher_id=1, namespace="public/default", topics_pattern=".*"),

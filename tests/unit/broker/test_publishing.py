@@ -507,7 +507,7 @@ async def test_a_transactional_send_is_refused_clearly(client: RawClient) -> Non
     client.send(requests.send(1, 0, entry(b"x"), txn=(0, 0)))
     refused = await client.expect(CommandType.SEND_ERROR)
     assert refused.error == ServerError.NOT_ALLOWED_ERROR
-    assert "transactions" in refused.message
+    assert "TransactionConflict: The transaction 0_0 does not exist" in refused.message
 
 
 async def test_4_5_close_producer_is_answered_after_the_receipts(client: RawClient) -> None:

@@ -14,6 +14,7 @@ from braid.client.producer import Producer
 from braid.errors import BraidError, TopicTerminated
 from braid.model.layout import SegmentLayout
 from braid.model.names import TopicName
+from braid.model.txn import TxnId
 from braid.runtime.env import Runtime
 from braid.runtime.network import Listener
 from braid.wire import messages as pb
@@ -23,7 +24,7 @@ from braid.wire.commands import Command, encode, enum_value
 from braid.wire.encode import send_receipt
 from braid.wire.entries import entry_metadata, payload_offset
 from braid.wire.server import Send, ServerProtocol
-from braid.wire.types import CommandType, LookupResult
+from braid.wire.types import CommandType, LookupResult, TxnAction
 
 TOPIC = "topic://public/default/t"
 QUICK = ClientConfig(
@@ -32,11 +33,84 @@ QUICK = ClientConfig(
 Message = tuple[str | None, bytes]
 
 
+_OF_TRANSACTIONS = (CommandType.WATCH_TC_ASSIGNMENTS, CommandType.NEW_TXN, CommandType.END_TXN)
+
+
+class ScriptedCoordinators:
+    """The transactional side of a scripted broker: begins transactions and notes how they were ended."""
+
+    def __init__(self, count: int = 2) -> None:
+        self.count = count
+        self.places: dict[int, str] = {}
+        """What watches are told: coordinator -> broker."""
+        self.refusal: BraidError | None = None
+        """Of watches."""
+        self.watches: list[tuple[asyncio.Transport, int]] = []
+        self.begun: list[tuple[int, int]] = []
+        """Coordinator and time to live of each NEW_TXN."""
+        self.ended: list[tuple[TxnId, str]] = []
+        """Each END_TXN: transaction, COMMIT or ABORT."""
+        self.answers: list[BraidError | str | None] = []
+        """To the next END_TXNs: an error, "lost" (the connection ends), "silent", or None for success."""
+        self.changed = asyncio.Event()
+
+    def tell(self) -> None:
+        for transport, watch_id in self.watches:
+            self._tell(transport, watch_id)
+
+    def _tell(self, transport: asyncio.Transport, watch_id: int) -> None:
+        body = pb.CommandWatchTcAssignmentsUpdate(watch_id=watch_id)
+        if self.refusal is not None:
+            body.error = enum_value(self.refusal.code)
+            body.message = self.refusal.message
+        else:
+            body.snapshot.parallelism = self.count
+            for number, url in self.places.items():
+                body.snapshot.assignments.add(tc_id=number, broker_service_url=url)
+        transport.write(encode(CommandType.WATCH_TC_ASSIGNMENTS_UPDATE, body))
+
+    def answer(self, transport: asyncio.Transport, kind: int, body: Any) -> None:
+        self.changed.set()
+        if kind == CommandType.WATCH_TC_ASSIGNMENTS:
+            self.watches.append((transport, body.watch_id))
+            self._tell(transport, body.watch_id)
+        elif kind == CommandType.NEW_TXN:
+            self.begun.append((body.tc_id, body.txn_ttl_millis))
+            txn = TxnId.of(body.tc_id, len(self.begun))
+            reply = pb.CommandNewTxnResponse(request_id=body.request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least)
+            transport.write(encode(CommandType.NEW_TXN_RESPONSE, reply))
+        else:
+            self._end(transport, body)
+
+    def _end(self, transport: asyncio.Transport, body: Any) -> None:
+        action = "COMMIT" if body.txn_action == TxnAction.COMMIT else "ABORT"
+        self.ended.append((TxnId(body.txnid_most_bits, body.txnid_least_bits), action))
+        found = self.answers.pop(0) if self.answers else None
+        if found == "lost":
+            transport.abort()
+        elif found != "silent":
+            reply = pb.CommandEndTxnResponse(
+                request_id=body.request_id, txnid_most_bits=body.txnid_most_bits, txnid_least_bits=body.txnid_least_bits
+            )
+            if isinstance(found, BraidError):
+                reply.error = enum_value(found.code)
+                reply.message = found.message
+            transport.write(encode(CommandType.END_TXN_RESPONSE, reply))
+
+    async def saw_end(self, count: int = 1) -> None:
+        async with asyncio.timeout(10):
+            while len(self.ended) < count:
+                self.changed.clear()
+                await self.changed.wait()
+
+
 class Segment:
     """What one segment stores."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
+        self.transactions: list[tuple[TxnId | None, int]] = []
+        """Of each entry: its transaction, and how many messages it has."""
         self.entries = 0
         self.last: dict[str, int] = {}
         """Deduplication: highest sequence id stored, by lane name."""
@@ -96,6 +170,8 @@ class Script(asyncio.Protocol):
         elif kind == CommandType.CLOSE_PRODUCER:
             self.producers.pop(body.producer_id, None)
             write(replies.success(body.request_id))
+        elif kind in _OF_TRANSACTIONS:
+            topic.transactions.answer(self.transport, kind, body)
 
     def _attach(self, body: Any) -> None:
         topic = self.topic
@@ -145,6 +221,9 @@ class ScriptedTopic:
         self.ends_by_error = False
         """Whether messages to a sealed segment are refused one by one, instead of closing the producer."""
         self.max_size = 5 << 20
+        self.transactions = ScriptedCoordinators()
+        self.refuses: dict[TxnId, BraidError] = {}
+        """Transactions whose messages are refused."""
         self.incarnation = "one"
         self.url = ""
         self.listener: Listener
@@ -191,12 +270,19 @@ class ScriptedTopic:
             write(replies.send_error(send.producer_id, send.sequence_id, TopicTerminated.code, "sealed"))
             return
         highest = max(send.sequence_id, send.highest_sequence_id)
+        txn = None
+        if send.txn_most is not None and send.txn_least is not None:
+            txn = TxnId(send.txn_most, send.txn_least)
+            if (error := self.refuses.get(txn)) is not None:
+                write(replies.send_error(send.producer_id, highest, error.code, error.message))
+                return
         place = (segment_id + 100, segment.entries)
         if is_deduplicated and send.sequence_id <= segment.last.get(name, -1):
             place = (-1, -1)
         else:
             segment.entries += 1
             segment.messages += _messages(send.entry)
+            segment.transactions.append((txn, send.num_messages))
             segment.last[name] = highest
         if self.answers:
             write(send_receipt(send.producer_id, send.sequence_id, highest, *place))

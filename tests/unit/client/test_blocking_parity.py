@@ -7,15 +7,29 @@ from typing import Any
 
 import pytest
 
-from braid.client import blocking, checkpoint_consumer, client, consumer, producer, queue_consumer, stream_consumer
+from braid.client import (
+    blocking,
+    checkpoint_consumer,
+    client,
+    consumer,
+    deciders,
+    producer,
+    queue_consumer,
+    stream_consumer,
+    transactions,
+)
 
+OF_TRANSACTIONS = {"begin", "check_open", "close", "done", "doom", "fail", "failed", "hold", "track", "wrote"}
 INTERNAL = {
     client.Client: {"is_connected", "connection_for", "forget", "keep", "locate", "new_id", "service_connection"},
     producer.Producer: {"open"},
     consumer.Consumer: {"drop_queued", "lane_ended", "lane_failed", "open", "put", "wake", "window"},
+    transactions.Transaction: OF_TRANSACTIONS,
+    deciders.Decider: OF_TRANSACTIONS,
+    deciders.SubTransaction: OF_TRANSACTIONS,
 }
 """What the parts of the SDK use among themselves."""
-OF_SEGMENTS = {"drop_queued", "fail", "lane_ended", "lane_failed", "open", "put", "window"}
+OF_SEGMENTS = {"drop_queued", "fail", "lane_ended", "lane_failed", "open", "put", "transaction_ended", "window"}
 PAIRS: list[tuple[type[Any], type[Any]]] = [
     (client.Client, blocking.Client),
     (producer.Producer, blocking.Producer),
@@ -23,6 +37,9 @@ PAIRS: list[tuple[type[Any], type[Any]]] = [
     (stream_consumer.StreamConsumer, blocking.StreamConsumer),
     (queue_consumer.QueueConsumer, blocking.QueueConsumer),
     (checkpoint_consumer.CheckpointConsumer, blocking.CheckpointConsumer),
+    (transactions.Transaction, blocking.Transaction),
+    (deciders.Decider, blocking.Decider),
+    (deciders.SubTransaction, blocking.SubTransaction),
 ]
 
 
@@ -55,8 +72,9 @@ def test_nothing_more(kind: type[Any], twin: type[Any]) -> None:
 @pytest.mark.parametrize(("kind", "twin"), PAIRS, ids=[kind.__name__ for kind, _ in PAIRS])
 def test_iteration_and_context(kind: type[Any], twin: type[Any]) -> None:
     assert hasattr(kind, "__aiter__") == hasattr(twin, "__iter__")
-    assert hasattr(twin, "__enter__")
-    assert hasattr(twin, "__exit__")
+    has_end = issubclass(kind, transactions.Transaction)  # these are not closed but ended
+    assert hasattr(twin, "__enter__") != has_end
+    assert hasattr(twin, "__exit__") != has_end
 
 
 def test_connect() -> None:

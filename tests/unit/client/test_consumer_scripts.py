@@ -18,7 +18,7 @@ from braid.client.consumer_lanes import LaneOptions
 from braid.client.consumer_session import Assignment, ConsumerSession
 from braid.client.messages import LATEST, Message, MessageId, messages_of
 from braid.client.messages import _message as one_message
-from braid.client.stream_consumer import StreamLane
+from braid.client.stream_lanes import StreamLane
 from braid.client.topic_consumer import TopicConsumer
 from braid.client.values import BYTES
 from braid.errors import BraidError, ConsumerDisplaced

@@ -169,6 +169,14 @@ def test_encoding_of_path_parts() -> None:
         assert decode(encoded) == text
 
 
+def test_names_are_equal_by_their_full_forms() -> None:
+    name, same, other = TopicName.parse("x"), TopicName.parse("persistent://public/default/x"), TopicName.parse("y")
+    assert name == same
+    assert not name != same  # noqa: SIM202 - the operator itself
+    assert name != other
+    assert name != "persistent://public/default/x"
+
+
 def test_properties_of_a_name() -> None:
     name = TopicName.parse("persistent://t/n/ x")
     assert not name.is_trimmed

@@ -154,6 +154,9 @@ class Segments:
     async def stats(self, segment: TopicName) -> SegmentStats:
         return SegmentStats(messages=len((await self._enter("stats", segment)).times))
 
+    async def settle(self, segment: TopicName) -> None:
+        await self._enter("settle", segment)
+
 
 class Client:
     """A consumer's connection, as the coordinator sees it."""

@@ -168,6 +168,9 @@ class _Ops:
         topic.cursors[subscription] = topic.messages
         self._done("skip_all", segment)
 
+    async def settle(self, segment: TopicName) -> None:
+        await self._enter("settle", segment)
+
     async def stats(self, segment: TopicName) -> SegmentStats:
         await self._enter("stats", segment)
         topic = self._topic(segment)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from braid.errors import Closed, ProtocolError
-from braid.wire import replies, requests
+from braid.wire import replies, requests, txn_requests
 from braid.wire.commands import Command, encode
 from braid.wire.entries import build_entry
 from braid.wire.frames import FRAME_PADDING, MAX_COMMAND_SIZE
@@ -166,11 +166,16 @@ def test_unknown_types_are_left_out() -> None:
 
 
 def test_braid_commands_need_the_feature_flag() -> None:
-    own = frame(b"\x08\xe8\x07")
+    own = frame(b"\x08\xcf\x0f")  # 1999, which nobody defined
     assert connected().receive(own) == []
     stranger = ServerProtocol(MAX)
     stranger.receive(requests.connect("test", is_braid=False))
     assert "supports_braid" in failure(stranger.receive(own))
+    known = txn_requests.new_sub(1, (0, 1 << 20))
+    assert connected().receive(known)[0].type == CommandType.NEW_SUB_TXN  # type: ignore[union-attr]
+    stranger = ServerProtocol(MAX)
+    stranger.receive(requests.connect("test", is_braid=False))
+    assert "supports_braid" in failure(stranger.receive(known))
 
 
 def test_payload_only_with_send() -> None:

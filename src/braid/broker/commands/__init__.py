@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from braid.broker.commands import consume, lookup, publish, scalable, schema, unsupported
+from braid.broker.commands import consume, lookup, publish, scalable, schema, transactions, unsupported
 from braid.broker.commands.handler import Handler
 from braid.wire.types import CommandType
 
@@ -22,6 +22,7 @@ SYNC_COMMANDS: Final[dict[int, Callable[[Any, Any], None]]] = {
     CommandType.CONSUMER_STATS: consume.stats,
     CommandType.SCALABLE_TOPIC_CLOSE: scalable.close_lookup,
     CommandType.WATCH_SCALABLE_TOPICS_CLOSE: scalable.close_watch,
+    CommandType.WATCH_TC_ASSIGNMENTS_CLOSE: transactions.close_watch,
     **unsupported.SYNC,
 }
 
@@ -42,4 +43,5 @@ ASYNC_COMMANDS: Final[dict[int, Handler]] = {
     CommandType.WATCH_SCALABLE_TOPICS: Handler(scalable.watch, scalable.watch_failed),
     CommandType.GET_SCHEMA: Handler(schema.get, schema.get_failed),
     CommandType.GET_OR_CREATE_SCHEMA: Handler(schema.get_or_create, schema.get_or_create_failed),
+    **transactions.HANDLERS,
 }

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from braid.broker import segments
 from braid.broker.commands import schema
 from braid.broker.consumer import Consumer, ConsumerInfo
+from braid.broker.cursor_acks import acks_named, acks_read
 from braid.broker.subscription import TYPE_LABELS, Subscription
 from braid.broker.topic import check_subscription_name
+from braid.broker.visible import last_visible
 from braid.errors import (
     BraidError,
     ConsumerNotFound,
@@ -22,6 +24,7 @@ from braid.errors import (
 from braid.model.ackset import from_words as mask_from_words
 from braid.model.names import TopicName
 from braid.model.positions import EARLIEST, LATEST, Position
+from braid.model.txn import TxnId
 from braid.scalable.records import Initial
 from braid.wire import messages, replies
 from braid.wire.commands import encode, enum_value, signed64
@@ -139,7 +142,7 @@ def acknowledge(connection: BrokerConnection, body: messages.CommandAck) -> None
             _answer_ack(connection, body, ConsumerNotFound(f"Consumer {body.consumer_id} does not exist on this connection."))
         return
     if body.HasField("txnid_most_bits") or body.HasField("txnid_least_bits"):
-        _answer_ack(connection, body, NotAllowed("This broker has no transactions yet; acknowledge without one."))
+        _acknowledge_in_transaction(connection, body, consumer)
         return
     try:
         _apply_ack(consumer, body)
@@ -153,6 +156,40 @@ def acknowledge(connection: BrokerConnection, body: messages.CommandAck) -> None
         _answer_ack(connection, body, Overloaded("Too many requests under way on this connection; acknowledge again later."))
         return
     connection.tasks.spawn(_answer_when_durable(connection, body, consumer.subscription), "ack")
+
+
+def _acknowledge_in_transaction(connection: BrokerConnection, body: messages.CommandAck, consumer: Consumer) -> None:
+    """Hold what an ACK names until its transaction is decided; it is answered once that would survive a crash."""
+    subscription = consumer.subscription
+    txn = TxnId(body.txnid_most_bits, body.txnid_least_bits)
+    is_cumulative = AckType(body.ack_type) is AckType.CUMULATIVE
+    try:
+        connection.service.transactions.check_enabled()
+        if len(connection.tasks) >= connection.config.max_requests_per_connection:
+            raise Overloaded("Too many requests under way on this connection; acknowledge again later.")
+        if is_cumulative and len(body.message_id) != 1:
+            raise ProtocolError(f"A cumulative ACK names one message; this one of consumer {body.consumer_id} does not.")
+        acks = acks_named(subscription.log, body.message_id)
+        begun = None if acks is None else subscription.begin_acks(txn, acks, cumulative=is_cumulative)
+    except BraidError as failure:
+        _answer_ack(connection, body, failure)
+        return
+
+    async def answer_when_held() -> None:
+        try:
+            if begun is not None:
+                await begun
+            else:  # the size of a batch has to be read
+                read = await acks_read(subscription.log, body.message_id)
+                await subscription.begin_acks(txn, read, cumulative=is_cumulative)
+        except BraidError as failure:
+            _answer_ack(connection, body, failure)
+            return
+        consumer.acked_messages += len(body.message_id)
+        consumer.last_acked_ms = connection.clock.now_ms()
+        _answer_ack(connection, body, None)
+
+    connection.tasks.spawn(answer_when_held(), "ack in a transaction")
 
 
 def _apply_ack(consumer: Consumer, body: messages.CommandAck) -> None:
@@ -262,15 +299,14 @@ async def seek(connection: BrokerConnection, body: messages.CommandSeek) -> None
 
 
 async def last_message_id(connection: BrokerConnection, body: messages.CommandGetLastMessageId) -> None:
-    """The last entry, with the index of its last message inside a batch, and how far the subscription is acknowledged."""
+    """The last entry that may be read, with the index of its last message inside a batch, and how far the subscription is
+    acknowledged."""
     consumer = _consumer(connection, body.consumer_id)
-    log = consumer.subscription.log
-    last = log.last_position
+    last, entry = await last_visible(consumer.subscription.topic)
     batch_index = -1
-    if last.ledger_id >= 0:
-        entries = log.read_cached(last, 1, 1) or await log.read(last, 1, 1)
-        metadata = entry_metadata(entries[0].body) if entries else None
-        if metadata is not None and metadata.HasField("num_messages_in_batch"):
+    if entry is not None:
+        metadata = entry_metadata(entry.body)
+        if metadata.HasField("num_messages_in_batch"):
             batch_index = metadata.num_messages_in_batch - 1
     mark_delete = consumer.subscription.cursor.mark_delete
     connection.link.write(

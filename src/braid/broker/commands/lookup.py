@@ -24,7 +24,9 @@ def pong(connection: BrokerConnection, body: messages.CommandPong) -> None:
 
 async def partitioned_metadata(connection: BrokerConnection, body: messages.CommandPartitionedTopicMetadata) -> None:
     name = TopicName.parse(body.topic)
-    count = await connection.service.partition_count(name, allow_create=body.metadata_auto_creation_enabled)
+    count = connection.service.transactions.partition_count(name)
+    if count is None:
+        count = await connection.service.partition_count(name, allow_create=body.metadata_auto_creation_enabled)
     connection.link.write(replies.partitions(body.request_id, count))
 
 
@@ -39,6 +41,12 @@ async def lookup(connection: BrokerConnection, body: messages.CommandLookupTopic
     if body.advertised_listener_name:
         # Clients look for these words, so they are upstream's.
         raise NotReady(f"the broker do not have {body.advertised_listener_name} listener")
+    if (coordinator := connection.service.transactions.find(name)) is not None:
+        # Never a redirect: whoever is connected to serves it, even if another broker leads it by then.
+        connection.service.lookups += 1
+        url = coordinator.service_url
+        connection.link.write(replies.lookup(body.request_id, LookupResult.CONNECT, url, authoritative=True))
+        return
     found = await connection.service.ownership.find(name, authoritative=body.authoritative)
     result = LookupResult.CONNECT if found.is_mine else LookupResult.REDIRECT
     connection.service.lookups += 1

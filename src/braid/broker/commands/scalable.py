@@ -46,7 +46,7 @@ async def lookup(connection: BrokerConnection, body: messages.CommandScalableTop
         raise NotReady(f"Session {number} is being opened already.")
     if (old := connection.watches.pop(number, None)) is not None:
         old.close()
-    _check_room(connection)
+    check_watches(connection)
     is_open = True
 
     def push(update: DagUpdate | BraidError) -> None:
@@ -77,10 +77,10 @@ async def lookup(connection: BrokerConnection, body: messages.CommandScalableTop
 
 def close_lookup(connection: BrokerConnection, body: messages.CommandScalableTopicClose) -> None:
     """End a layout session; an unknown one is fine."""
-    _soon(connection, connection.watches, "watch", body.session_id)
+    close_soon(connection, connection.watches, "watch", body.session_id)
 
 
-def _soon(connection: BrokerConnection, watches: dict[int, Any], kind: str, number: int) -> None:
+def close_soon(connection: BrokerConnection, watches: dict[int, Any], kind: str, number: int) -> None:
     """Close a watch after the requests that came before, so that it finds one that was asked for just now."""
 
     def close() -> None:
@@ -100,10 +100,10 @@ def lookup_failed(body: messages.CommandScalableTopicLookup, failure: BraidError
     return encode(CommandType.SCALABLE_TOPIC_UPDATE, reply)
 
 
-def _check_room(connection: BrokerConnection) -> None:
+def check_watches(connection: BrokerConnection) -> None:
     limit = connection.service.scalable_config.max_watches_per_connection
-    if len(connection.watches) + len(connection.namespace_watches) >= limit:
-        raise Overloaded(f"This connection has {limit} layout and namespace watches; close some or open another connection.")
+    if len(connection.watches) + len(connection.namespace_watches) + len(connection.coordinator_watches) >= limit:
+        raise Overloaded(f"This connection has {limit} watches; close some or open another connection.")
 
 
 def _update(session_id: int, update: DagUpdate, *, is_braid: bool) -> bytes:
@@ -251,7 +251,7 @@ async def watch(connection: BrokerConnection, body: messages.CommandWatchScalabl
         raise NotReady(f"Watch {number} is being opened already.")
     if (old := connection.namespace_watches.pop(number, None)) is not None:
         old.close()
-    _check_room(connection)
+    check_watches(connection)
 
     def push(news: NamespaceSnapshot | NamespaceDiff | BraidError) -> None:
         if isinstance(news, BraidError):
@@ -287,7 +287,7 @@ async def watch(connection: BrokerConnection, body: messages.CommandWatchScalabl
 
 def close_watch(connection: BrokerConnection, body: messages.CommandWatchScalableTopicsClose) -> None:
     """End a watch; an unknown one is fine."""
-    _soon(connection, connection.namespace_watches, "namespace watch", body.watch_id)
+    close_soon(connection, connection.namespace_watches, "namespace watch", body.watch_id)
 
 
 def watch_failed(body: messages.CommandWatchScalableTopics, failure: BraidError) -> bytes:

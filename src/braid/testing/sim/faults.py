@@ -17,6 +17,7 @@ from braid.model.names import TopicName
 from braid.runtime.env import Random
 from braid.testing.sim.layouts import is_controller, topic_records
 from braid.testing.sim.loop import Node
+from braid.testing.sim.txn_notes import coordinators, open_transactions
 from braid.testing.sim.world import PORT, SESSION_SECONDS, Broker, World
 
 NETWORK = ("reset", "half-open", "partition", "clog")
@@ -28,6 +29,8 @@ ALLOCATOR = ("low-ledger-id",)
 LEADERS = ("kill-leader", "pause-leader", "expire-leader", "late-call", "part-brokers", "clog-brokers")
 """Faults that aim at the leaders of scalable topics and at what brokers ask of each other."""
 OWNERSHIP = ("unload", "drain", "usurp")
+TRANSACTIONS = ("kill-coordinator", "pause-coordinator", "abort-open", "pause-client")
+"""Faults that aim at transactions: their coordinators, an operator who aborts one, clients that wake up too late."""
 
 
 class Nemesis:
@@ -42,8 +45,10 @@ class Nemesis:
         clients: Callable[[], list[str]],
         crash: Callable[[str], None],
         pausable: Callable[[], list[Node]] | None = None,
+        node_of: Callable[[str], Node | None] | None = None,
     ) -> None:
-        """`clients` can be crashed by name; `pausable` are the nodes that can be paused, the brokers' unless told."""
+        """`clients` can be crashed by name; `pausable` are the nodes that can be paused, the brokers' unless told; `node_of`
+        finds a client's."""
         self.enabled = tuple(fault for fault in faults if rng.random() < 0.5) or (rng.choice(faults),)
         self.count = 0
         self._world = world
@@ -51,6 +56,7 @@ class Nemesis:
         self._clients = clients
         self._crash = crash
         self._pausable = pausable or (lambda: [broker.node for broker in world.brokers])
+        self._node_of = node_of or (lambda _name: None)
         self._pace = rng.choice((0.4, 1.0, 2.5))
         self._acts: dict[str, Callable[[], Any]] = {
             "reset": self._reset,
@@ -82,6 +88,10 @@ class Nemesis:
             "unload": self._unload,
             "drain": self._drain,
             "usurp": self._usurp,
+            "kill-coordinator": lambda: self._kill(self._coordinator()),
+            "pause-coordinator": lambda: self._pause(self._rng.uniform(0.2, 6.0), self._coordinator()),
+            "abort-open": self._abort_open,
+            "pause-client": self._pause_client,
         }
         world.history.add("world", "info", "swarm", [list(self.enabled), self._pace])
 
@@ -223,6 +233,32 @@ class Nemesis:
         name = self._rng.choice(self._clients())
         self._note("client-crash", name)
         self._crash(name)
+
+    # Transactions
+
+    def _coordinator(self) -> int:
+        """A broker that leads a coordinator partition; any, if there is none."""
+        leading = coordinators(self._world.engine.tables.rows)
+        return self._find(self._rng.choice(leading)).number if leading else self._broker()
+
+    def _abort_open(self) -> None:
+        """An operator ends a transaction that somebody is using."""
+        broker = self._world.brokers[self._broker()]
+        found = open_transactions(self._world.engine.tables.rows)
+        if found and broker.is_up and not broker.node.is_paused:
+            txn = self._rng.choice(found)
+            self._note("abort-open", broker.number, str(txn))
+            coordinator = broker.service.transactions.coordinator
+            self._world.spawn(broker.node, _attempt(coordinator.end(txn, commit=False)), "abort")
+
+    def _pause_client(self) -> None:
+        node = self._node_of(self._rng.choice(self._clients()))
+        if node is None or node.is_paused or node.is_dead:
+            return
+        seconds = self._rng.uniform(0.5, 9.0)
+        self._note("pause", node.name, round(seconds, 3))
+        node.is_paused = True
+        self._later(seconds, self._world.resume_node, node)
 
     # Storage
 

@@ -29,6 +29,8 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     """Ties an invocation to its outcome."""
     epoch: int = 0
     segment: int = 0
+    txn: str = ""
+    """The transaction it belongs to."""
 
 
 class History:

@@ -89,7 +89,12 @@ class Messaging:
         await self.prepare()
         self.add_processes()
         self.nemesis = faults.Nemesis(
-            world, self.rng, self.possible, clients=lambda: [each.name for each in self.processes], crash=self._crash
+            world,
+            self.rng,
+            self.possible,
+            clients=lambda: [each.name for each in self.processes],
+            crash=self._crash,
+            node_of=lambda name: next((each.node for each in self.processes if each.name == name), None),
         )
         for process in self.processes:
             process.start()

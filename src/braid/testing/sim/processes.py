@@ -190,8 +190,8 @@ class ConsumerProcess(Process):
 
 
 def read_payload(message: Message) -> tuple[str, str, int]:
-    """Producer, key and sequence; anything else is a phantom and shown as such."""
-    parts = message.payload.decode("utf-8", "replace").split("/")
-    if len(parts) == 3 and parts[2].isdigit():
+    """Producer, key and sequence, whatever comes after them; anything else is a phantom and shown as such."""
+    parts = message.payload.decode("utf-8", "replace").split("/", 3)
+    if len(parts) >= 3 and parts[2].isdigit():
         return parts[0], parts[1], int(parts[2])
     return "?", repr(message.payload), -1

@@ -30,6 +30,7 @@ from braid.testing.journal import FileJournal
 from braid.testing.sim.history import History
 from braid.testing.sim.layouts import LayoutNotes, is_segment_log
 from braid.testing.sim.loop import NODE, Node, on
+from braid.testing.sim.txn_notes import TxnNotes
 
 T = TypeVar("T")
 
@@ -115,6 +116,7 @@ async def open_metadata(runtime: Runtime, path: Path, home: Node, history: Histo
     engine.home = home
     engine.history = history
     LayoutNotes(history).listen(engine.tables)
+    TxnNotes(history).listen(engine.tables)
     return engine
 
 

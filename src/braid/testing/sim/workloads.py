@@ -8,6 +8,7 @@ from braid.testing.sim.messaging import KeyedAppend, Queue
 from braid.testing.sim.metadata import Metadata
 from braid.testing.sim.run import MakeWorkload, Outcome, Workload, run_seed
 from braid.testing.sim.scalable_topics import Checkpoints, KeyedSegments, LayoutChurn, SegmentQueue
+from braid.testing.sim.transactions import Bank, ListAppend
 
 
 def by_turns(regular: MakeWorkload, scalable: MakeWorkload) -> MakeWorkload:
@@ -23,6 +24,8 @@ WORKLOADS: dict[str, MakeWorkload] = {
     "W1": by_turns(KeyedAppend, KeyedSegments),
     "W2": by_turns(Queue, SegmentQueue),
     "W3": Checkpoints,
+    "W4": ListAppend,
+    "W5": Bank,
     "W6": LayoutChurn,
     "W9": Metadata,
 }

@@ -35,6 +35,7 @@ from braid.testing.sim.network import Fabric
 from braid.testing.sim.ports import DiskSpeed, SimClock, SimThreads
 from braid.testing.sim.stores import Bridge, NodeEngine, SimLedgers, open_metadata
 from braid.testing.sim.trouble import USUAL_DELAY, FlakyMetadata, Trouble
+from braid.txn.config import TransactionConfig
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,9 @@ SCALABLE = ScalableConfig(
     reconcile_seconds=2.0,
     prune_seconds=4.0,
     adopt_seconds=4.0,
+)
+TRANSACTIONS = TransactionConfig(
+    coordinators=3, timeout_sweep_seconds=0.5, collect_seconds=2.0, retention_seconds=4.0, reconcile_seconds=1.0
 )
 CLIENTS = ClientConfig(
     connect_timeout=5.0,
@@ -249,7 +253,13 @@ class World:
             bind_address=name, port=PORT, deduplication=self.deduplication, keep_alive_seconds=5, retention_check_seconds=5
         )
         broker.service = BrokerService(
-            runtime, config, metadata, logs, SchemaStorage(runtime, metadata, SingleStore(broker.ledgers)), scalable=SCALABLE
+            runtime,
+            config,
+            metadata,
+            logs,
+            SchemaStorage(runtime, metadata, SingleStore(broker.ledgers)),
+            scalable=SCALABLE,
+            transactions=TRANSACTIONS,
         )
         note_calls(broker.service.local_segments, self.history, broker.node)
         broker.service.remote_segments = self.calls.segments(broker.node)

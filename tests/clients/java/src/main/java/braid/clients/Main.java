@@ -45,6 +45,14 @@ public final class Main {
         all.put("batch-index-ack", Checks::batchIndexAck);
         all.put("ack-receipt", Checks::ackReceipt);
         all.put("terminated", Checks::terminated);
+        all.put("txn-commit", world -> Transactions.all(world, "txn-commit", true));
+        all.put("txn-abort", world -> Transactions.all(world, "txn-abort", false));
+        all.put("txn-cumulative", Transactions::cumulative);
+        all.put("txn-batch-index", Transactions::batchIndexes);
+        all.put("txn-ended", Transactions::ended);
+        all.put("txn-conflict", Transactions::conflict);
+        all.put("txn-timeout", Transactions::timeout);
+        all.put("txn-restart", Transactions::restart);
         all.put("restart-plain", world -> Restart.run(world, "restart-plain", false));
         all.put("restart-batched", world -> Restart.run(world, "restart-batched", true));
         return all;
@@ -55,7 +63,7 @@ public final class Main {
         String wanted = arguments.length > 2 ? arguments[2] : "";
         boolean isGood = true;
         try (PulsarClient client = PulsarClient.builder().serviceUrl(arguments[0]).operationTimeout(30, TimeUnit.SECONDS).build()) {
-            World world = new World(client, arguments[1]);
+            World world = new World(client, arguments[0], arguments[1]);
             for (Map.Entry<String, Check> each : checks().entrySet()) {
                 if (each.getKey().startsWith(wanted)) {
                     isGood &= run(world, each.getKey(), each.getValue());

@@ -14,12 +14,24 @@ import org.apache.pulsar.client.api.SubscriptionInitialPosition;
 /** What a check works with: the client, names for topics, and the driver that can do what a client cannot. */
 final class World {
     final PulsarClient client;
+    final String url;
     private final String prefix;
-    private final BufferedReader driver = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+    private final BufferedReader driver;
 
-    World(PulsarClient client, String prefix) {
+    World(PulsarClient client, String url, String prefix) {
+        this(client, url, prefix, new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8)));
+    }
+
+    private World(PulsarClient client, String url, String prefix, BufferedReader driver) {
         this.client = client;
+        this.url = url;
         this.prefix = prefix;
+        this.driver = driver;
+    }
+
+    /** The same with another client. */
+    World with(PulsarClient other) {
+        return new World(other, url, prefix, driver);
     }
 
     /** A promise that does not hold. */

@@ -1,0 +1,67 @@
+"""What a subscription may read of its log: the limit and the filter of transactions, for every dispatcher alike.
+
+Owns the step from entries read to entries shown (INV13). What is hidden is acknowledged for the subscription (INV9): nobody
+else ever will, and a sealed segment would not drain. Must not know consumers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from braid.managedledger.api import Entry
+from braid.model.positions import EARLIEST, Position
+
+if TYPE_CHECKING:
+    from braid.broker.subscription import Subscription
+    from braid.broker.topic import Topic
+
+WINDOW_ENTRIES = 100
+WINDOW_BYTES = 8 << 20
+
+
+def visible(subscription: Subscription, entries: list[Entry]) -> list[Entry]:
+    """Of entries at or below the read limit, those that are shown."""
+    transactions = subscription.topic.transactions
+    if not transactions.hides:
+        return entries
+    is_aborted = transactions.is_aborted
+    hidden = [entry for entry in entries if entry.txn is not None and is_aborted(entry.txn)]
+    if not hidden:
+        return entries
+    cursor = subscription.cursor
+    cursor.acknowledge([Position(entry.ledger_id, entry.entry_id) for entry in hidden])
+    if subscription.log.is_terminated:
+        cursor.save_soon()  # as after any other acknowledgment: no later one covers it
+    return [entry for entry in entries if entry.txn is None or not is_aborted(entry.txn)]
+
+
+async def last_visible(topic: Topic) -> tuple[Position, Entry | None]:
+    """The last entry that may be read. If that is certainly none, its position is (-1, -1); the entry is None also if it is
+    trimmed."""
+    managed, transactions = topic.log, topic.transactions
+    last = min(managed.last_position, transactions.max_read_position)
+    if not transactions.hides:
+        return last, await _entry(topic, last)
+    if not managed.map.contains(last):
+        last = managed.position_before(last)
+    while managed.map.contains(last):
+        found: Entry | None = None
+        # A window that ends with `last`: a long run of aborted entries is not read one by one.
+        position = start = managed.map.at(managed.map.ordinal(last) - WINDOW_ENTRIES + 1)
+        while position <= last and (entries := await managed.read(position, WINDOW_ENTRIES, WINDOW_BYTES)):
+            for entry in entries:
+                position = Position(entry.ledger_id, entry.entry_id)
+                if position <= last and not (entry.txn is not None and transactions.is_aborted(entry.txn)):
+                    found = entry
+            position = managed.position_after(position)
+        if found is not None:
+            return Position(found.ledger_id, found.entry_id), found
+        last = managed.position_before(start)
+    return EARLIEST, None
+
+
+async def _entry(topic: Topic, position: Position) -> Entry | None:
+    if position.ledger_id < 0:
+        return None
+    entries = topic.log.read_cached(position, 1, 1) or await topic.log.read(position, 1, 1)
+    return entries[0] if entries else None

@@ -1,0 +1,54 @@
+"""Recovery of pending acknowledgments when a topic is loaded: one listing, one look at each header.
+
+Runs after the log was claimed and fenced and before anybody is served (INV2), so that it sees every op that a former owner can
+have accepted (INV11). Owns the deletion of ops that count for nothing any more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from braid.errors import BraidError
+from braid.model.txn import TxnId
+from braid.runtime.clock import Clock
+from braid.runtime.tasks import Tasks
+from braid.txn.pending_acks import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, MetadataPendingAckStore
+from braid.txn.records import TxnHeader
+from braid.txn.store import StoredOp, TransactionStore
+
+log = logging.getLogger(__name__)
+
+
+async def recover_all(
+    store: TransactionStore, segment: str, subscriptions: Mapping[str, MetadataPendingAckStore], tasks: Tasks, clock: Clock
+) -> None:
+    """Restore the pending acknowledgments of every subscription of a segment, whose log is claimed and serves nobody yet.
+
+    One listing and one look at each header found. Ops that count for nothing any more (no header, an earlier log of that name,
+    no such subscription) are deleted in the background.
+    """
+    ops = await store.all_acks_in(segment)
+    headers: dict[TxnId, TxnHeader | None] = {}
+    for op in ops:
+        if op.txn.root not in headers:
+            found = await store.header(op.txn.root, fresh=True)
+            headers[op.txn.root] = None if found is None else found.value
+    useless = [op for op in ops if (op.op.subscription or "") not in subscriptions]
+    for name, pending in subscriptions.items():
+        useless += pending.restore([op for op in ops if op.op.subscription == name], headers)
+    if useless:
+        tasks.spawn(_delete_at_last(store, useless, clock), "old acks")
+
+
+async def _delete_at_last(store: TransactionStore, ops: Sequence[StoredOp], clock: Clock) -> None:
+    delay = FIRST_RETRY_SECONDS
+    for op in ops:
+        while True:
+            try:
+                await store.delete_op(op)
+                break
+            except BraidError as error:
+                log.warning("the op %s, which counts for nothing any more, stays for now: %s", op.key, error)
+            await clock.sleep(delay)
+            delay = min(delay * 2, LAST_RETRY_SECONDS)

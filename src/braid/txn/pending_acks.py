@@ -1,0 +1,434 @@
+"""`MetadataPendingAckStore`: acknowledgments inside transactions, of one subscription of one segment.
+
+Owns what is held until a transaction is decided, and the order that makes it safe: hold in memory, append the ops (INV10), read
+the header, look whether the log is still ours (INV11), answer. When the outcome is known and nothing of that transaction is
+under way here, the ops are listed anew from the store (INV12): a commit applies those that were accepted to the cursor, makes
+it durable and only then deletes them; an abort deletes them and gives the entries back. Everything about one root is done by
+one task at a time, so that acknowledging and materialising never meet.
+
+An op that is in the store and was neither found when the log was claimed nor accepted since is one that was refused (its delete
+may be on its way) or that a former owner wrote too late: it is deleted and never applied. Must not know dispatchers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from braid.errors import BraidError, Closed, InvalidArgument, LedgerFenced, NotReady, TransactionConflict
+from braid.model.positions import Position
+from braid.model.txn import TxnId
+from braid.runtime.clock import Clock
+from braid.runtime.plans import step
+from braid.runtime.tasks import Tasks
+from braid.txn import records
+from braid.txn.ack_conflicts import WHOLE, Hold, Holds, bits_of
+from braid.txn.ack_ops import append_ops, apply_ops, hold_of, op_of
+from braid.txn.ack_requests import AckListener, AckRequest, AckRoot, answer
+from braid.txn.api import Ack, CursorAcks, HeldTransaction
+from braid.txn.decisions import Decisions
+from braid.txn.records import TxnHeader
+from braid.txn.store import StoredOp, TransactionStore
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY_SECONDS = 0.1
+LAST_RETRY_SECONDS = 5.0
+DRAIN_SECONDS = 5.0
+
+
+class MetadataPendingAckStore:
+    """See the module."""
+
+    def __init__(
+        self,
+        segment: str,
+        subscription: str,
+        cursor: CursorAcks,
+        store: TransactionStore,
+        decisions: Decisions,
+        clock: Clock,
+        tasks: Tasks,
+        listener: AckListener,
+    ) -> None:
+        self.segment = segment
+        self.subscription = subscription
+        self.holds = Holds()
+        self._cursor = cursor
+        self._store = store
+        self._decisions = decisions
+        self._clock = clock
+        self._tasks = tasks
+        self._listener = listener
+        self._roots: dict[TxnId, AckRoot] = {}
+        self._is_resetting = False
+        self._is_closed = False
+
+    # What others ask.
+
+    @property
+    def has_holds(self) -> bool:
+        return bool(self.holds)
+
+    def is_held(self, position: Position) -> bool:
+        """Whether the whole entry is held."""
+        return self.holds.held_bits(position) == WHOLE
+
+    def held_mask(self, position: Position) -> int | None:
+        """The messages of an entry that are held, all bits for the whole entry; None if none is."""
+        return self.holds.held_bits(position) or None
+
+    def transactions(self) -> list[HeldTransaction]:
+        """Who holds something, oldest first."""
+        found = []
+        for state in self._roots.values():
+            for txn in state.txns:
+                if held := self.holds.of(txn):
+                    first = self.holds.upto(txn) or held[0]
+                    found.append(
+                        HeldTransaction(
+                            txn=txn,
+                            since_ms=state.since_ms,
+                            acks=len(held),
+                            position=records.position_text(first.position),
+                        )
+                    )
+        return sorted(found, key=lambda each: (each.since_ms, each.txn))
+
+    # Acknowledging.
+
+    async def acknowledge(self, txn: TxnId, acks: Sequence[Ack], *, cumulative: bool) -> None:
+        """Hold these until the transaction is decided. Raises TransactionConflict."""
+        await self.begin(txn, acks, cumulative=cumulative)
+
+    def begin(self, txn: TxnId, acks: Sequence[Ack], *, cumulative: bool) -> asyncio.Future[None]:
+        """`acknowledge`, of which the hold in memory begins before this returns."""
+        request = AckRequest(txn, self._naming(acks, cumulative), is_cumulative=cumulative)
+        if self._is_closed:
+            request.done.set_exception(NotReady(f"The segment {self.segment} is being closed; look it up again."))
+            return request.done
+        state = self._state(txn.root)
+        try:
+            self._check(request, state)
+        except BraidError as error:
+            request.done.set_exception(error)
+            self._forget_if_idle(txn.root, state)
+            return request.done
+        state.queue.append(request)
+        self._kick(txn.root, state)
+        return request.done
+
+    def _naming(self, acks: Sequence[Ack], cumulative: bool) -> list[Ack]:
+        """Without the masks that name no message of their entry."""
+        if cumulative:
+            before = self._cursor.position_before
+            return [ack if bits_of(ack) else Ack(before(ack.position)) for ack in acks]
+        return [ack for ack in acks if bits_of(ack)]
+
+    def _state(self, root: TxnId) -> AckRoot:
+        state = self._roots.get(root)
+        if state is None:
+            state = self._roots[root] = AckRoot(self._clock.now_ms())
+            self._decisions.hold(root, self._decided)
+        return state
+
+    def _check(self, request: AckRequest, state: AckRoot) -> None:
+        """Raise if the acknowledgment contradicts what is known, else hold what it names. May be asked twice."""
+        if self._is_resetting:
+            raise self._reset_error(request.txn)
+        if state.is_decided:
+            raise self._not_open(request.txn, state.header)
+        cursor = self._cursor
+        wanted: list[tuple[int, Hold]] = []
+        for number, ack in enumerate(request.acks):
+            if ack.position > cursor.last_position:
+                raise InvalidArgument(
+                    f"The position {ack.position} lies beyond the end {cursor.last_position} of {self.segment}; "
+                    "acknowledge what was received."
+                )
+            hold = Hold(ack.position, bits_of(ack), request.is_cumulative)
+            if (why := self.holds.conflict(request.txn, hold, cursor)) is not None:
+                raise TransactionConflict(f"{self._named}: {why}; the transaction {request.txn} cannot acknowledge it too.")
+            wanted.append((number, hold))
+        state.txns[request.txn] = None
+        new: list[Hold] = []
+        for number, hold in wanted:
+            if (added := self.holds.add(request.txn, hold)) is not None:
+                new.append(added)
+            if added is not None or state.is_doubtful:
+                request.unwritten[number] = None
+        if new:
+            request.held += new
+            self._listener.held(new)
+
+    def _kick(self, root: TxnId, state: AckRoot) -> None:
+        """Let the root's task run if there is something to do."""
+        if state.worker is None and (state.queue or state.is_decided) and not self._is_resetting and not self._is_closed:
+            state.worker = self._tasks.spawn(self._work(root, state), f"{self.subscription}: acks of {root}")
+
+    async def _work(self, root: TxnId, state: AckRoot) -> None:
+        try:
+            while not self._is_resetting and not self._is_closed:
+                if state.queue:
+                    group, state.queue = state.queue, []
+                    await self._hold_group(root, state, group)
+                elif state.is_decided:
+                    await self._materialise_at_last(root, state)
+                    return
+                else:
+                    break
+        except BaseException:
+            answer(state.queue, self._closing())
+            raise
+        finally:
+            state.worker = None
+        self._forget_if_idle(root, state)
+
+    def _forget_if_idle(self, root: TxnId, state: AckRoot) -> None:
+        """A root of which nothing is held or under way need not be watched."""
+        is_idle = state.worker is None and not state.queue and not state.accepted and not state.is_decided
+        if is_idle and not any(map(self.holds.holds_any, state.txns)) and self._roots.get(root) is state:
+            del self._roots[root]
+            self._decisions.release(root, self._decided)
+
+    async def _hold_group(self, root: TxnId, state: AckRoot, group: list[AckRequest]) -> None:
+        """Accept or refuse the acknowledgments that came while the group before them was under way."""
+        asked = list(group)
+        for request in asked:
+            try:
+                self._check(request, state)  # again: what it repeats may have been refused meanwhile
+            except BraidError as error:
+                group.remove(request)
+                self._refuse([request], error)
+        ops: list[StoredOp] = []
+        state.is_accepting = True
+        try:
+            if any(request.unwritten for request in group):
+                await self._accept(root, state, group, ops)
+        except LedgerFenced as error:
+            conflict = TransactionConflict(f"{self._named} is served by another broker now ({error.message})")
+            await self._undo(root, state, group, ops, conflict)
+        except BraidError as error:
+            await self._undo(root, state, group, ops, error)
+        else:
+            state.accepted.update((op.key, None) for op in ops)
+            answer(group, None)
+        finally:
+            state.is_accepting = False
+            answer(group, self._closing())  # whoever was not told: this ends before its time
+
+    async def _accept(self, root: TxnId, state: AckRoot, group: Iterable[AckRequest], ops: list[StoredOp]) -> None:
+        """Return if the transaction may hold these; `ops` gets what was written, also if this raises."""
+        async with step("txn-ack:op"):
+            name, subscription, incarnation = self.segment, self.subscription, self._cursor.incarnation
+            wanted = [(each, number) for each in group for number in each.unwritten]
+            await append_ops(
+                self._store,
+                [
+                    (each.txn, op_of(name, subscription, incarnation, each.acks[number], is_cumulative=each.is_cumulative))
+                    for each, number in wanted
+                ],
+                ops,
+            )
+        async with step("txn-ack:header"):
+            found = await self._store.header(root)
+            if found is None or not found.value.is_open:
+                raise self._not_open(root, None if found is None else found.value)
+            state.since_ms = found.value.created_ms
+        async with step("txn-ack:owner"):
+            await self._cursor.check_owner()
+        async with step("txn-ack:hold"):
+            pass  # from here on it counts
+
+    async def _undo(self, root: TxnId, state: AckRoot, group: list[AckRequest], ops: list[StoredOp], why: BraidError) -> None:
+        """Refuse a group: its ops go first. If it is not certain that they are gone, and that none comes late, what it holds
+        stays held until the transaction is decided, so that no other one can take it."""
+        is_certain = len(ops) == sum(len(each.unwritten) for each in group)
+        try:
+            for op in ops:
+                await self._store.delete_op(op)
+        except BraidError as error:
+            is_certain = False
+            log.warning("what the refused acknowledgments of %s left is cleaned up when it ends: %s", root, error)
+        if is_certain:
+            self._refuse(group, why)
+        else:
+            state.is_doubtful = True
+            answer(group, why)
+
+    def _refuse(self, group: Iterable[AckRequest], why: BraidError) -> None:
+        """Answer, and let go of what these held."""
+        released: list[Position] = []
+        for request in group:
+            for hold in request.held:
+                self.holds.remove(request.txn, hold)
+                released.append(hold.position)
+            request.held = []
+            answer([request], why)
+        if released:
+            self._listener.settled([], sorted(released))
+
+    # Materialising.
+
+    def _decided(self, root: TxnId, header: TxnHeader | None) -> None:
+        """Told by `Decisions`, more than once perhaps."""
+        state = self._roots.get(root)
+        if state is None:
+            self._decisions.release(root, self._decided)
+            return
+        state.is_decided = True
+        state.header = header
+        self._kick(root, state)
+
+    async def _materialise_at_last(self, root: TxnId, state: AckRoot) -> None:
+        delay = FIRST_RETRY_SECONDS
+        while True:
+            try:
+                await self._materialise(root, state)
+                return
+            except (LedgerFenced, Closed) as error:
+                log.info("the acknowledgments of %s are left to the next owner of %s: %s", root, self.segment, error)
+                return
+            except BraidError as error:
+                log.warning("the acknowledgments of %s in %s wait: %s", root, self._named, error)
+            if self._is_closed:
+                return
+            await self._clock.sleep(delay)
+            delay = min(delay * 2, LAST_RETRY_SECONDS)
+
+    async def _materialise(self, root: TxnId, state: AckRoot) -> None:
+        """Apply a decision. Idempotent: it begins with what the store has."""
+        listed = await self._listed(root)
+        async with step("txn-ack:apply"):
+            is_applied = apply_ops(self._cursor, [op for op in listed if op.key in state.accepted], state.header)
+        if is_applied:
+            async with step("txn-ack:flush"):
+                await self._cursor.flush()
+        async with step("txn-ack:delete-ops"):
+            for op in listed:
+                await self._store.delete_op(op)
+        self._settle(root, state)
+
+    async def _listed(self, root: TxnId) -> list[StoredOp]:
+        return [op for op in await self._store.acks_in(self.segment, self.subscription) if op.txn.root == root]
+
+    def _settle(self, root: TxnId, state: AckRoot) -> None:
+        """The ops are gone: forget the root, and deliver again what it held and did not acknowledge."""
+        gone = [hold for txn in state.txns for hold in self.holds.forget(txn)]
+        if self._roots.get(root) is state:
+            del self._roots[root]
+        self._decisions.release(root, self._decided)
+        released = sorted({hold.position for hold in gone if self._is_open(hold)})
+        self._listener.settled(sorted({hold.position for hold in gone} - set(released)), released)
+
+    def _is_open(self, hold: Hold) -> bool:
+        """Whether something of it is still unacknowledged."""
+        if self._cursor.is_acknowledged(hold.position):
+            return False
+        unacked = self._cursor.unacked_mask(hold.position)
+        return unacked is None or bool(unacked & hold.bits) or hold.is_cumulative
+
+    # Recovery, resets, the end.
+
+    def restore(self, ops: Sequence[StoredOp], headers: Mapping[TxnId, TxnHeader | None]) -> list[StoredOp]:
+        """Hold or apply again what a former owner accepted, before anybody is served; returns what is to be deleted. `ops` are
+        the ones of this subscription, read after the log was claimed."""
+        useless: list[StoredOp] = []
+        by_root: dict[TxnId, list[StoredOp]] = {}
+        for op in ops:
+            if headers[op.txn.root] is None or op.op.incarnation != self._cursor.incarnation:
+                useless.append(op)
+            elif not ((known := self._roots.get(op.txn.root)) is not None and op.key in known.accepted):
+                by_root.setdefault(op.txn.root, []).append(op)
+        for root, found in by_root.items():
+            header = headers[root]
+            assert header is not None
+            state = self._state(root)
+            state.since_ms = header.created_ms
+            for op in found:
+                state.accepted[op.key] = None
+                if header.is_open:
+                    state.txns[op.txn] = None
+                    self.holds.add(op.txn, hold_of(op.op))
+            if not header.is_open:
+                apply_ops(self._cursor, found, header)
+                self._decided(root, header)
+        return useless
+
+    async def relist(self) -> None:
+        """Look for ops that are not known here, as a refused acknowledgment can leave one, and end those that are decided."""
+        strays: dict[TxnId, list[StoredOp]] = {}
+        for op in await self._store.acks_in(self.segment, self.subscription):
+            if op.txn.root not in self._roots:
+                strays.setdefault(op.txn.root, []).append(op)
+        for root, ops in strays.items():
+            found = await self._store.header(root, fresh=True)
+            if root not in self._roots and (found is None or not found.value.is_open):
+                for op in ops:
+                    await self._store.delete_op(op)
+
+    @asynccontextmanager
+    async def resetting(self) -> AsyncIterator[None]:
+        """While this lasts the cursor may be set anew: decided transactions are materialised before, and what the open ones
+        hold is gone afterwards (the reset wins). If the reset fails, everything stays held."""
+        self._is_resetting = True
+        try:
+            while workers := [state.worker for state in self._roots.values() if state.worker is not None]:
+                await asyncio.wait(workers)
+            for root, state in list(self._roots.items()):
+                self._refuse(state.queue, self._reset_error(root))
+                state.queue = []
+                found = await self._store.header(root, fresh=True)
+                if found is None or not found.value.is_open:
+                    state.is_decided, state.header = True, None if found is None else found.value
+                    await self._materialise(root, state)
+            yield
+            async with step("txn-ack:reset"):
+                for op in await self._store.acks_in(self.segment, self.subscription):
+                    await self._store.delete_op(op)
+            for root in list(self._roots):
+                self._decisions.release(root, self._decided)
+            self._roots.clear()
+            self.holds.clear()
+        finally:
+            self._is_resetting = False
+            for root, state in list(self._roots.items()):
+                self._kick(root, state)
+
+    def close(self) -> None:
+        """Hold and decide nothing more; the store has what the next owner needs."""
+        self._is_closed = True
+        for root, state in self._roots.items():
+            self._decisions.release(root, self._decided)
+            answer(state.queue, self._closing())
+            state.queue = []
+
+    async def drain(self) -> None:
+        """After `close`: wait, for a while, until no ack is between its op and its answer, so that a refused one leaves
+        nothing behind that the next owner would take for accepted."""
+        workers = [each.worker for each in self._roots.values() if each.worker is not None and each.is_accepting]
+        if not workers:
+            return
+        timer = self._clock.call_later(DRAIN_SECONDS, lambda: [each.cancel() for each in workers])
+        try:
+            await asyncio.wait(workers)
+        finally:
+            timer.cancel()
+
+    # Words.
+
+    @property
+    def _named(self) -> str:
+        return f"The subscription {self.subscription} of {self.segment}"
+
+    def _closing(self) -> NotReady:
+        return NotReady(f"{self._named} is being closed; look it up again.")
+
+    def _reset_error(self, txn: TxnId) -> TransactionConflict:
+        return TransactionConflict(f"{self._named} is being reset, which ends what {txn} would hold there.")
+
+    def _not_open(self, txn: TxnId, header: TxnHeader | None) -> TransactionConflict:
+        what = "does not exist" if header is None else f"is {header.state} already"
+        return TransactionConflict(f"The transaction {txn} {what}; nothing can be acknowledged in it. Begin another one.")
