@@ -11,18 +11,21 @@ from braid.testing import journal
 from braid.testing.conformance.metadata import EngineWorld, MetadataStoreConformance, StoreWorld, kill_round
 
 
+@pytest.mark.req("R473-19")
 class TestMemory(MetadataStoreConformance):
     @pytest.fixture
     def make_world(self) -> Callable[[], StoreWorld]:
         return partial(EngineWorld, memory.open_store, is_durable=False)
 
 
+@pytest.mark.req("R473-19")
 class TestEmbedded(MetadataStoreConformance):
     @pytest.fixture
     def make_world(self, tmp_path: Path) -> Callable[[], StoreWorld]:
         return partial(EngineWorld, partial(embedded.open_store, path=tmp_path / "metadata"), is_durable=True)
 
 
+@pytest.mark.req("R473-17")
 @pytest.mark.inv("INV1")
 @pytest.mark.parametrize("module", [embedded.__name__, journal.__name__])
 async def test_nothing_acknowledged_is_lost_by_kill_9(module: str, tmp_path: Path) -> None:

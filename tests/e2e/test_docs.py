@@ -14,7 +14,13 @@ from braid.testing.broker import BackgroundBroker
 from braid.web.config import StandaloneConfig
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/guides/quickstart.md", "docs/guides/scalable-topics.md", "docs/guides/sdk.md"]
+PAGES = [
+    "README.md",
+    "docs/guides/quickstart.md",
+    "docs/guides/scalable-topics.md",
+    "docs/guides/sdk.md",
+    "docs/guides/transactions.md",
+]
 DOCUMENTED_URL = "pulsar://localhost:6650"
 
 

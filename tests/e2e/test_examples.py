@@ -17,6 +17,7 @@ PROMISES = {
     "stream.py": "100 orders of 4 users came, each user's in order",
     "work_queue.py": "16 mails delivered; after 12 attempts put aside: user-0@full.example, user-10@full.example",
     "checkpoints.py": "and went on: {'blog': 100, 'docs': 100, 'home': 100}",
+    "exactly_once.py": "100 orders became 100 invoices, one each, although batches failed half-way",
 }
 
 

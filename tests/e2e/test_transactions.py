@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import pytest
 from tests.e2e.churn_cluster import Cluster, patiently
@@ -79,7 +80,7 @@ async def merge(admin: AdminClient, topic: str) -> None:
 @pytest.mark.parametrize("is_commit", [True, False], ids=["commit", "abort"])
 @pytest.mark.parametrize("change", [split, merge])
 async def test_a_transaction_across_a_change_of_the_layout(
-    cluster: Cluster, change: Callable[[AdminClient, str], Awaitable[None]], is_commit: bool
+    cluster: Cluster, change: Callable[[AdminClient, str], Coroutine[Any, Any, None]], is_commit: bool
 ) -> None:
     async with cluster.admin() as admin, cluster.client() as client:
         await admin.scalable_topics.create(TOPIC, segments=2)
@@ -206,7 +207,7 @@ async def test_consume_transform_produce_over_two_namespaces_while_brokers_die()
         working = asyncio.create_task(work())
         for number in range(2):
             share = count * (number + 1) // 4
-            await _until(lambda share=share: len(done) > share or working.done())
+            await _until(partial(_is_past, done, share, working))
             await cluster.kill(cluster.nodes[number])
             await asyncio.sleep(0.5)
             await patiently("a restart", BOUND, partial(cluster.restart, number))
@@ -215,6 +216,10 @@ async def test_consume_transform_produce_over_two_namespaces_while_brokers_die()
         expected = sorted(b"%d" % number for number in range(count))
         for topic in (first, second):
             assert sorted(await _everything(cluster, topic, count)) == expected, topic
+
+
+def _is_past(done: set[bytes], share: int, working: asyncio.Task[None]) -> bool:
+    return len(done) > share or working.done()
 
 
 async def _until(is_so: Callable[[], bool]) -> None:
@@ -283,7 +288,8 @@ async def test_a_zombie_read_process_write_is_refused(is_first_committed: bool) 
         await zombie.settle()
         assert CommandType.MESSAGE not in other.kinds() + zombie.kinds()
         await cluster.advance(RETENTION_SECONDS + SETTLE_SECONDS)
-        assert cluster.ops() == cluster.headers() == {}
+        assert cluster.ops() == {}
+        assert cluster.headers() == {}
 
 
 # Topics that go.
@@ -323,7 +329,8 @@ async def test_a_topic_deleted_under_an_open_transaction(action: TxnAction) -> N
         await client.settle()
         assert CommandType.MESSAGE not in client.kinds()
         await cluster.advance(RETENTION_SECONDS + SETTLE_SECONDS)
-        assert cluster.ops() == cluster.headers() == {}
+        assert cluster.ops() == {}
+        assert cluster.headers() == {}
         assert len(cluster.aborted(gone)) == len(cluster.aborted(stays)) == (0 if is_commit else 1)
         for topic in (gone, stays):
             await cluster.nodes[0].service.delete_topic(TopicName.parse(topic), force=True)

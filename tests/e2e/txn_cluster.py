@@ -378,19 +378,19 @@ class TxnCluster:
         """A broker does nothing more: its timers stop, its calls to the metadata store and their watches too, and it hears
         nothing of its ledgers (nor does any other broker of those it has now)."""
         self._clocks[number].pause()
-        self._metadata(number).freeze()
-        self._metadata(number).watching.clear()
+        self.metadata(number).freeze()
+        self.metadata(number).watching.clear()
         self.ledgers.hold_all()
 
     def wake(self, number: int) -> None:
         """What a paused broker was in the middle of goes on; its timers and watches do not, so that it knows no better."""
-        self._metadata(number).thaw()
+        self.metadata(number).thaw()
 
     def resume(self, number: int) -> None:
         """It goes on as if nothing had happened."""
         if self._clocks[number].is_paused:
-            self._metadata(number).thaw()
-            self._metadata(number).watching.set()
+            self.metadata(number).thaw()
+            self.metadata(number).watching.set()
             self.ledgers.release()
             self._clocks[number].resume()
 
@@ -400,7 +400,8 @@ class TxnCluster:
         await self.advance(SESSION_SECONDS + 1)
         await self.take(to, topic)
 
-    def _metadata(self, number: int) -> CountedMetadata:
+    def metadata(self, number: int) -> CountedMetadata:
+        """A broker's handle."""
         handle = self.nodes[number].metadata
         assert isinstance(handle, CountedMetadata)
         return handle

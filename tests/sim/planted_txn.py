@@ -13,8 +13,9 @@ from braid.broker.cursor_acks import ManagedCursorAcks
 from braid.broker.service import BrokerService
 from braid.model.txn import TxnId
 from braid.txn.ack_conflicts import Holds
-from braid.txn.buffer import MetadataTransactionBuffer, WritePermit, _open_header
+from braid.txn.buffer import MetadataTransactionBuffer, _open_header
 from braid.txn.coordinator import TransactionCoordinator
+from braid.txn.held_writes import WritePermit
 from braid.txn.pending_acks import MetadataPendingAckStore
 from braid.txn.records import TxnOp, position_text
 from braid.txn.store import StoredOp, TransactionStore

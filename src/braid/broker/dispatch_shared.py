@@ -16,7 +16,7 @@ from braid.broker.consumer import Consumer
 from braid.broker.visible import visible
 from braid.errors import BraidError
 from braid.managedledger.api import Entry
-from braid.model.positions import Position
+from braid.model.positions import LATEST, Position
 from braid.wire.peek import chunk_of
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class SharedDispatcher:
                 self.unacked -= messages
             if position < self._subscription.cursor.read_position:  # else reading comes to it by itself
                 self.replay.add(position)
-            self.counts[position] = self.counts.get(position, 0) + 1
+                self.counts[position] = self.counts.get(position, 0) + 1
         self._unblock()
         self.pump()
 
@@ -187,13 +187,13 @@ class SharedDispatcher:
         if (
             self.replay
             or not entries
-            or subscription.topic.transactions.hides
+            or subscription.topic.transactions.max_read_position is not LATEST
             or self._next_consumer() is None
             or not subscription.cursor.take_new(entries)
         ):
             self.pump()
         else:
-            self._spread(entries, is_replay=False)
+            self._spread(visible(subscription, entries), is_replay=False)
 
     def pump(self) -> None:
         """Send what can be sent now."""

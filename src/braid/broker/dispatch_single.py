@@ -13,7 +13,7 @@ from braid.broker.consumer import Consumer
 from braid.broker.visible import visible
 from braid.errors import BraidError
 from braid.managedledger.api import Entry
-from braid.model.positions import Position
+from braid.model.positions import LATEST, Position
 
 if TYPE_CHECKING:
     from braid.broker.subscription import Subscription
@@ -91,8 +91,12 @@ class SingleActiveDispatcher:
         if consumer is None or subscription.is_reading or subscription.is_fenced:
             return
         if consumer.permits > 0 and consumer.link.is_writable:
-            if entries and not subscription.topic.transactions.hides and subscription.cursor.take_new(entries):
-                self._send(consumer, entries)
+            if (
+                entries
+                and subscription.topic.transactions.max_read_position is LATEST
+                and subscription.cursor.take_new(entries)
+            ):
+                self._send(consumer, visible(subscription, entries))
             else:
                 self.pump()
 

@@ -164,6 +164,7 @@ class Segments(Blocking[admin_scalable.Segments]):
     delete = waited(admin_scalable.Segments.delete)
     subscriptions = waited(admin_scalable.Segments.subscriptions)
     stats = waited(admin_scalable.Segments.stats)
+    settle = waited(admin_scalable.Segments.settle)
     create_subscription = waited(admin_scalable.Segments.create_subscription)
     delete_subscription = waited(admin_scalable.Segments.delete_subscription)
     backlog = waited(admin_scalable.Segments.backlog)

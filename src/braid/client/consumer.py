@@ -15,7 +15,7 @@ from braid.client.consumer_origin import Origin
 from braid.client.messages import Message, MessageId
 from braid.client.topic_consumer import TopicConsumer
 from braid.client.transaction_acks import acknowledge_in
-from braid.client.transactions import Joinable, joined
+from braid.client.transactions import Joinable, Transaction, joined
 from braid.errors import BraidError, Closed, DeadlineExceeded, InvalidArgument, TopicTerminated
 from braid.model.ackset import full
 from braid.model.positions import Position
@@ -85,11 +85,13 @@ class Consumer:
     async def acknowledge(self, message: Message | MessageId, *, wait: bool = False, txn: Joinable | None = None) -> None:
         """This message is dealt with. With `wait`, return once the broker has that durable. With `txn`, that counts once the
         transaction is committed, and the message comes again if it is not."""
+        if txn is not None:
+            whole = joined(txn)
+            message_id, lane = self._found_in(whole, message)
+            await acknowledge_in(whole, lane, message, message_id, wait=wait)
+            return
         message_id = self._origin.own(message)
         lane = self._lane_of(message_id)
-        if txn is not None:
-            await acknowledge_in(joined(txn), lane, message, message_id, wait=wait)
-            return
         if isinstance(message, Message):
             for chunk in message.chunks:
                 lane.acknowledge(chunk)
@@ -102,14 +104,15 @@ class Consumer:
     ) -> None:
         """This message and all before it (in its partition) are dealt with; with `txn`, once that is committed. Not for Shared
         subscriptions."""
-        message_id = self._origin.own(message)
-        lane = self._lane_of(message_id)
         if txn is not None:
-            lane.check_cumulative()
-            held = lane.transactional.up_to(joined(txn), message_id)
+            whole = joined(txn)
+            message_id, lane = self._found_in(whole, message, is_cumulative=True)
+            held = lane.transactional.up_to(whole, message_id)
             if wait:
                 await asyncio.shield(held)
             return
+        message_id = self._origin.own(message)
+        lane = self._lane_of(message_id)
         await lane.acknowledge_cumulative(message_id, wait=wait)
 
     async def negative_acknowledge(self, message: Message | MessageId) -> None:
@@ -192,6 +195,21 @@ class Consumer:
         finally:
             if timer is not None:
                 timer.cancel()
+
+    def _found_in(
+        self, txn: Transaction, message: Message | MessageId, *, is_cumulative: bool = False
+    ) -> tuple[MessageId, TopicConsumer]:
+        """A message to acknowledge under a transaction, which cannot be committed without."""
+        txn.check_open()
+        try:
+            message_id = self._origin.own(message)
+            lane = self._lane_of(message_id)
+            if is_cumulative:
+                lane.check_cumulative()
+        except BraidError as error:
+            txn.fail(error)
+            raise
+        return message_id, lane
 
     def _lane_of(self, message_id: MessageId) -> TopicConsumer:
         lane = self._lanes.get(message_id.partition)

@@ -150,10 +150,10 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
     async def acknowledge(self, message: Message | MessageId, *, wait: bool = False, txn: Joinable | None = None) -> None:
         """This message is dealt with. With `wait`, return once the broker has that durable. With `txn`, that counts once the
         transaction is committed, and the message comes again, to any consumer, if it is not."""
-        message_id, lane = self._lane_of(message)
         if txn is not None:
-            await self._acknowledge_in(joined(txn), lane, message, message_id, wait=wait)
+            await self._acknowledge_in(joined(txn), message, wait=wait)
             return
+        message_id, lane = self._lane_of(message)
         if lane is None:
             return  # the segment was drained or removed: nobody will see the message again
         if isinstance(message, Message):
@@ -349,16 +349,17 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
             lane.redeliver(positions)
         self._set_refused_timer()
 
-    async def _acknowledge_in(
-        self, txn: Transaction, lane: QueueLane | None, message: Message | MessageId, message_id: MessageId, *, wait: bool
-    ) -> None:
+    async def _acknowledge_in(self, txn: Transaction, message: Message | MessageId, *, wait: bool) -> None:
         txn.check_open()
-        if lane is None:
-            error = TransactionConflict(
-                f"The message {message_id} of {self.topic} is acknowledged already: its segment is drained or removed."
-            )
+        try:
+            message_id, lane = self._lane_of(message)
+            if lane is None:
+                raise TransactionConflict(
+                    f"The message {message_id} of {self.topic} is acknowledged already: its segment is drained or removed."
+                )
+        except BraidError as error:
             txn.fail(error)
-            raise error
+            raise
         await acknowledge_in(txn, lane, message, message_id, wait=wait)
         lane.held.pop(message_id, None)  # now it is the broker that holds it
 

@@ -17,21 +17,13 @@ import msgspec
 
 from braid.client.consumer_lanes import LaneOptions
 from braid.client.consumer_origin import checked_name, checked_text, initial_position
-from braid.client.consumer_segments import SegmentsConsumer
 from braid.client.consumer_session import Assignment, ConsumerSession
 from braid.client.messages import LATEST, Message, MessageId, is_after
 from braid.client.stream_lanes import PositionVector, StreamLane
+from braid.client.stream_transactions import TransactionalStream
 from braid.client.topic_consumer import TopicConsumer
-from braid.client.transactions import Joinable, Transaction, joined
-from braid.errors import (
-    BraidError,
-    Closed,
-    Conflict,
-    InvalidArgument,
-    InvalidTransactionStatus,
-    NotFound,
-    TransactionConflict,
-)
+from braid.client.transactions import Joinable, joined
+from braid.errors import BraidError, Closed, Conflict, InvalidArgument, NotFound
 from braid.wire.types import ScalableConsumerType, SubType
 
 if TYPE_CHECKING:
@@ -43,7 +35,7 @@ WARN_SECONDS = 10.0
 """How often an application is reminded of acknowledgements that hold a segment up."""
 
 
-class StreamConsumer(SegmentsConsumer[StreamLane]):
+class StreamConsumer(TransactionalStream):
     """Receives messages in order per key, together with the other consumers of its subscription. Made by
     `Client.stream_consumer`.
 
@@ -85,8 +77,6 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
         """Segment whose messages get `_vector`; None = it must be made anew."""
         self._acked_vector: Mapping[int, MessageId] | None = None
         """The vector acknowledged last; most messages share theirs."""
-        self._settled: dict[int, MessageId] = {}
-        """Segments that were given away: how far they were acknowledged then."""
 
     async def open(self) -> None:
         """Register and attach to what is assigned; segments that another consumer still holds follow by themselves."""
@@ -119,19 +109,13 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
 
         With `txn`, that counts once the transaction is committed; if it is not, everything since the last acknowledgment comes
         again, in order. One transaction at a time."""
-        if self.is_closed:
-            raise Closed(f"The consumer of {self.topic} was closed; what it had not acknowledged comes again.")
-        self._session.check()
-        own = self._origin.own(message)
-        vector = message.vector if isinstance(message, Message) else None
-        if own.segment_id < 0:
-            raise InvalidArgument(f"The message {own} is not from a stream consumer of {self.topic}.")
         if txn is not None:
-            await self._acknowledge_in(joined(txn), own, vector, wait=wait)
+            await self._acknowledge_in(joined(txn), message, wait=wait)
             return
-        number = vector.number if isinstance(vector, PositionVector) else None
+        own, vector = self._own(message)
+        number = None if vector is None else vector.number
         lane = self._acknowledge(own, number)
-        if isinstance(vector, PositionVector) and vector is not self._acked_vector:
+        if vector is not None and vector is not self._acked_vector:
             for segment_id, position in vector.positions.items():
                 if segment_id != own.segment_id:
                     self._acknowledge(position, number)
@@ -150,17 +134,6 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
                     except Closed:
                         self._session.check()
                         raise
-
-    async def redeliver_unacknowledged(self) -> None:
-        """Hand out again, in order, everything that was received and not acknowledged: for an application that could not deal
-        with it. Raises InvalidTransactionStatus while a transaction is open that has acknowledged something."""
-        self._check()
-        for lane in self._lanes.values():
-            if lane.holding is not None:
-                raise InvalidTransactionStatus(f"End transaction {lane.holding.id} first, it has acknowledged messages.")
-        for lane in list(self._lanes.values()):
-            lane.let_go(is_committed=False)
-            self._set_back(lane)
 
     async def close(self) -> None:
         """Leave the subscription: acknowledgements are sent, segments go to other consumers at once. Idempotent."""
@@ -334,77 +307,6 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
                 self._add(segment_id)
         self._queue.wake()
 
-    # Transactions.
-
-    async def _acknowledge_in(self, txn: Transaction, own: MessageId, vector: object, *, wait: bool) -> None:
-        txn.check_open()
-        try:
-            answers = self._hold(txn, own, vector if isinstance(vector, PositionVector) else None)
-        except BraidError as error:
-            txn.fail(error)
-            raise
-        if wait:
-            for each in answers:
-                await asyncio.shield(each)
-
-    def _hold(self, txn: Transaction, own: MessageId, vector: PositionVector | None) -> list[asyncio.Future[None]]:
-        """Acknowledge in every segment of the vector. A plain acknowledgment may leave out what was given away since, because
-        that comes again; in a transaction it must not, because it would be dealt with twice."""
-        others = [] if vector is None else [each for number, each in vector.positions.items() if number != own.segment_id]
-        wanted: list[tuple[StreamLane, MessageId]] = []
-        for position in (own, *others):
-            lane = self._lane_with(position, None if vector is None else vector.number)
-            up_to = position if lane is None or lane.handed is None or is_after(lane.handed, position) else lane.handed
-            if self._is_settled(position.segment_id, up_to):
-                if position is own:
-                    raise TransactionConflict(f"The message {own} of {self.topic} is acknowledged already.")
-            elif lane is None:
-                raise TransactionConflict(
-                    f"Segment {position.segment_id} of {self.topic} was given away or is read anew since {position} was "
-                    "received, which comes again; begin another transaction with what is received now."
-                )
-            elif lane.holding is not None and lane.holding is not txn:
-                raise TransactionConflict(
-                    f"Transaction {lane.holding.id} has acknowledged messages of segment {lane.segment_id} of {self.topic} and "
-                    "is not ended; end it first."
-                )
-            else:
-                wanted.append((lane, up_to))
-        txn.hold(self)
-        answers = [lane.hold_up_to(txn, up_to) for lane, up_to in wanted]
-        self._queue.wake()
-        return [each for each in answers if each is not None]
-
-    def _is_settled(self, segment_id: int, position: MessageId) -> bool:
-        """Whether this is acknowledged for good."""
-        lane = self._lanes.get(segment_id)
-        acked = lane.acked if lane is not None and lane.acked is not None else self._settled.get(segment_id)
-        return acked is not None and not is_after(position, acked)
-
-    def transaction_ended(self, txn: Transaction, /, *, is_committed: bool) -> None:
-        for lane in list(self._lanes.values()):
-            if lane.holding is txn:
-                lane.let_go(is_committed=is_committed)
-                if not is_committed:
-                    self._set_back(lane)
-        self._queue.wake()
-
-    def _set_back(self, lane: StreamLane) -> None:
-        """What was handed out and not acknowledged is sent again; what speaks of it means nothing any more."""
-        self._begin(lane)
-        if lane.releasing is None and not lane.is_leaving and not self.is_closed and self.failure is None:
-            lane.start_again()
-
-    def _is_held_up(self) -> bool:
-        found = False
-        for lane in self._lanes.values():
-            if lane.holding is not None and not lane.is_leaving:
-                info = self.layouts.layout.all_segments.get(lane.segment_id)
-                if info is not None and info.is_sealed and not lane.is_exhausted:
-                    self._ask_for_end(lane)
-                found = found or lane.is_held_up
-        return found
-
     # Inside.
 
     def _handed_out(self, lane: StreamLane, message: Message) -> None:
@@ -415,6 +317,16 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
             self._vector_of = segment_id
         lane.handed = self._handed[segment_id] = message.id
         msgspec.structs.force_setattr(message, "vector", self._vector)
+
+    def _own(self, message: Message | MessageId) -> tuple[MessageId, PositionVector | None]:
+        if self.is_closed:
+            raise Closed(f"The consumer of {self.topic} was closed; what it had not acknowledged comes again.")
+        self._session.check()
+        own = self._origin.own(message)
+        if own.segment_id < 0:
+            raise InvalidArgument(f"The message {own} is not from a stream consumer of {self.topic}.")
+        vector = message.vector if isinstance(message, Message) else None
+        return own, vector if isinstance(vector, PositionVector) else None
 
     def _acknowledge(self, position: MessageId, number: int | None) -> StreamLane | None:
         """Acknowledge one segment up to a position that its lane has handed out; unchanged positions cost nothing. Returns the
@@ -427,13 +339,6 @@ class StreamConsumer(SegmentsConsumer[StreamLane]):
             if lane.acked is None or is_after(up_to, lane.acked):
                 lane.acked = up_to
                 lane.acknowledge_up_to(up_to)
-        return lane
-
-    def _lane_with(self, position: MessageId, number: int | None) -> StreamLane | None:
-        """The lane that has handed this out, if it is still ours and read on from there."""
-        lane = self._lanes.get(position.segment_id)
-        if lane is None or lane.handed is None or lane.is_leaving or (number is not None and number < lane.begun):
-            return None
         return lane
 
     def _is_waiting_for_application(self) -> bool:

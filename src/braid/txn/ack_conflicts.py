@@ -73,8 +73,9 @@ class Holds:
         if cursor.is_acknowledged(position):
             return f"the entry {position} is acknowledged already"
         unacked = cursor.unacked_mask(position)
-        if unacked is not None and not hold.bits & unacked:
-            return f"these messages of the entry {position} are acknowledged already"
+        if unacked is not None and hold.bits & ~unacked:
+            # One is enough: it was processed by somebody else. Whoever got the rest of a batch names the rest.
+            return f"some of these messages of the entry {position} are acknowledged already"
         for other, upto in self._upto.items():
             if other != txn and _covers(upto[-1], hold):
                 return f"the transaction {other} holds everything up to {upto[-1].position}"

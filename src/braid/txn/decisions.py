@@ -7,6 +7,7 @@ a decision: that is the listeners' part.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -20,6 +21,8 @@ from braid.txn.records import TxnHeader
 from braid.txn.store import TransactionStore
 
 log = logging.getLogger(__name__)
+TOLD_AT_ONCE = 4
+"""Listeners that are told in one turn of the loop."""
 Listener = Callable[[TxnId, TxnHeader | None], None]
 """Told the root and its decided header; None: there is no header, so that nothing of the transaction can have happened that is
 still undecided. May be told more than once, until it lets go."""
@@ -80,25 +83,32 @@ class Decisions:
             del self._held[root]
             held.watching.cancel()
 
-    def _tell(self, root: TxnId, header: TxnHeader | None) -> None:
+    async def _tell(self, root: TxnId, header: TxnHeader | None) -> None:
+        """Tell those who hold the root, some in each turn of the loop: whoever ended a transaction with many participants gets
+        the answer before all of them have done their part."""
         if header is not None and header.is_open:
             return
         held = self._held.get(root)
-        if held is not None:
-            for listener in list(held.listeners):
-                try:
-                    listener(root, header)
-                except Exception:  # a listener's mistake must not keep the outcome from the others
-                    log.exception("a listener failed on the outcome of transaction %s", root)
+        if held is None:
+            return
+        for number, listener in enumerate(list(held.listeners)):
+            if number % TOLD_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            if listener not in held.listeners:
+                continue
+            try:
+                listener(root, header)
+            except Exception:  # a listener's mistake must not keep the outcome from the others
+                log.exception("a listener failed on the outcome of transaction %s", root)
 
     async def _watch(self, root: TxnId) -> None:
         try:
             async with self._metadata.watch(records.header_key(root), partition=str(root)) as events:
                 async for event in events:
                     if isinstance(event, Put):
-                        self._tell(root, records.decode_header(event.record.key, event.record.value))
+                        await self._tell(root, records.decode_header(event.record.key, event.record.value))
                     elif isinstance(event, Delete):
-                        self._tell(root, None)
+                        await self._tell(root, None)
         except BraidError as error:
             log.info("the watch of transaction %s ended, the reconcile goes on: %s", root, error)
 
@@ -115,4 +125,4 @@ class Decisions:
             except BraidError as error:
                 log.warning("held transactions cannot be compared with the store now: %s", error)
                 return
-            self._tell(root, None if found is None else found.value)
+            await self._tell(root, None if found is None else found.value)

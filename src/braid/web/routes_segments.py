@@ -63,10 +63,11 @@ def segment_calls() -> Calls:
     return calls
 
 
-async def _here(ask: Ask) -> tuple[LocalSegments, TopicName]:
+async def _here(ask: Ask, *, serves_regular: bool = False) -> tuple[LocalSegments, TopicName]:
     """The segment the path names and what works on it, if this broker owns it; else the call ends with a redirect."""
     service = ask.admin.service
-    service.check_scalable()
+    if not (serves_regular and ask.text("descriptor") == STORED_AS_TOPIC):
+        service.check_scalable()
     place, descriptor = f"{ask.namespace}/{ask.text('topic')}", ask.text("descriptor")
     if "/" in descriptor:  # or a part of it would be taken for one of the topic's name
         raise InvalidTopicName(f"{descriptor[:100]!r} is no descriptor of a segment, such as 0000-7fff-3.")
@@ -151,7 +152,7 @@ def _life(calls: Calls) -> None:
     @calls.post(f"{SEGMENT}/settle", owner=True)
     async def settle(ask: Ask) -> None:
         """Finish what transactions that ended have left on a segment. Brokers ask each other; it is done by itself, too."""
-        segments, name = await _here(ask)
+        segments, name = await _here(ask, serves_regular=True)
         await segments.settle(name)
 
 

@@ -1,4 +1,4 @@
-"""Transactions on the wire: beginning and ending them, finding their coordinators, sub-transactions, refusals."""
+"""Transactions on the wire: beginning and ending them, sub-transactions, refusals, and what topics show of it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ from typing import Any
 import pytest
 
 from braid.errors import (
-    ConfigError,
     InvalidTransactionStatus,
     NotAllowed,
     Overloaded,
+    TransactionConflict,
     TransactionCoordinatorNotFound,
     TransactionNotFound,
     from_code,
 )
+from braid.model.names import TopicName
 from braid.model.txn import TxnId
-from braid.scalable.config import ScalableConfig
 from braid.testing.raw_client import RawClient
 from braid.txn.config import TransactionConfig
 from braid.wire import messages as pb
 from braid.wire import requests, txn_requests
+from braid.wire.client import Delivery
 from braid.wire.commands import encode, enum_value
-from braid.wire.types import CommandType, LookupResult, ServerError, TxnAction
+from braid.wire.types import CommandType, InitialPosition, ServerError, TxnAction
 
+TOPIC = "persistent://public/default/in-transactions"
 ASSIGN = "persistent://pulsar/system/transaction_coordinator_assign"
 UNKNOWN = TxnId.of(3, 777)
 
@@ -255,158 +257,6 @@ async def test_switched_off_every_command_is_refused_in_its_own_reply(world: Any
     assert not flags.supports_tc_metadata_discovery
 
 
-# Coordinators.
-
-
-async def lookup(client: RawClient, number: int) -> Any:
-    request_id = client.next_request()
-    client.send(requests.lookup(request_id, f"{ASSIGN}-partition-{number}"))
-    return await client.answer(request_id)
-
-
-@pytest.mark.req("R473-6", "R473-36")
-async def test_older_clients_find_coordinators_by_the_assign_topic(broker: Any, client: RawClient) -> None:
-    client.send(requests.partitioned_metadata(1, ASSIGN))
-    assert (await client.answer(1)).partitions == 16
-    for number in range(16):
-        found = await lookup(client, number)
-        assert (found.response, found.brokerServiceUrl) == (LookupResult.CONNECT, broker.url)
-        reply = await ask(client, txn_requests.connect(60 + number, number), 60 + number)
-        assert reply.request_id == 60 + number
-    assert (await lookup(client, 16)).error == TransactionCoordinatorNotFound.code
-    with pytest.raises(TransactionCoordinatorNotFound):
-        await ask(client, txn_requests.connect(90, 16), 90)
-    assert broker.service.topics == {}
-
-
-async def test_the_watch_tells_all_partitions_at_once(broker: Any) -> None:
-    client = await broker.client(handshake=False)
-    client.send(requests.connect("test"))
-    assert (await client.expect(CommandType.CONNECTED)).feature_flags.supports_tc_metadata_discovery
-    client.send(txn_requests.watch_assignments(4))
-    update = await client.expect(CommandType.WATCH_TC_ASSIGNMENTS_UPDATE)
-    assert (update.watch_id, update.snapshot.parallelism) == (4, 16)
-    assert {each.tc_id: each.broker_service_url for each in update.snapshot.assignments} == dict.fromkeys(range(16), broker.url)
-
-
-def watched(update: Any) -> dict[int, str]:
-    assert update.snapshot.parallelism == 16
-    return {each.tc_id: each.broker_service_url for each in update.snapshot.assignments}
-
-
-@pytest.mark.req("R473-45")
-async def test_several_brokers_name_the_leader_and_each_serves_every_partition(world: Any, until: Any) -> None:
-    """3 brokers: lookups of all name the leader of each partition; whoever is asked begins and ends transactions of any."""
-    brokers = [await world.broker() for _ in range(3)]
-    clients = [await each.client() for each in brokers]
-    known = {each.url for each in brokers}
-    pictures = []
-    for broker, client in zip(brokers, clients, strict=True):
-        await until(lambda broker=broker: len(broker.service.transactions.partitions.snapshot()) == 16)
-        client.send(txn_requests.watch_assignments(1))
-        pictures.append(watched(await client.expect(CommandType.WATCH_TC_ASSIGNMENTS_UPDATE)))
-        found = {number: (await lookup(client, number)).brokerServiceUrl for number in range(16)}
-        assert found == pictures[-1]
-    assert pictures[0] == pictures[1] == pictures[2]
-    assert set(pictures[0].values()) <= known
-    for number, client in enumerate(clients):
-        txn = await client.begin(number)
-        await clients[number - 1].end(txn, commit=True)
-        assert (await state_of(brokers[number], txn)).state == "COMMITTED"
-    begun = [await client.begin(7) for client in clients]
-    assert len(set(begun)) == 3
-
-
-@pytest.mark.req("R473-45")
-async def test_the_watch_follows_the_leaders(world: Any, until: Any) -> None:
-    """The leader of all partitions is killed: watches at another broker are told once others lead; open transactions go on."""
-    first, second = await world.broker(), await world.broker()
-    leaving = await first.client()
-    txn = await leaving.begin(3)
-    client = await second.client()
-    client.send(txn_requests.watch_assignments(1))
-    update = await client.expect(CommandType.WATCH_TC_ASSIGNMENTS_UPDATE)
-    assert watched(update) == dict.fromkeys(range(16), first.url)
-    await first.kill()
-    pictures = []
-
-    async def told() -> dict[int, str]:
-        pictures.append(watched(await client.expect(CommandType.WATCH_TC_ASSIGNMENTS_UPDATE)))
-        return pictures[-1]
-
-    while await told() != dict.fromkeys(range(16), second.url):
-        await world.advance(1)
-    assert await client.end(txn, commit=True) == txn
-
-
-async def test_an_incomplete_picture_is_told_again_every_second_and_a_complete_one_not(world: Any, broker: Any) -> None:
-    client = await broker.client(answers_pings=True)
-    transactions = broker.service.transactions
-    client.send(txn_requests.watch_assignments(1))
-    assert len(watched(await client.expect(CommandType.WATCH_TC_ASSIGNMENTS_UPDATE))) == 16
-    await world.advance(2)
-    assert await client.settle() == []
-    transactions.partitions._show(4, None)
-    picture = watched(await client.expect(CommandType.WATCH_TC_ASSIGNMENTS_UPDATE))
-    assert set(range(16)) - set(picture) == {4}
-    await client.settle()
-    client.inbox.clear()
-    for _ in range(2):
-        await world.advance(1)
-        assert watched(await client.expect(CommandType.WATCH_TC_ASSIGNMENTS_UPDATE)) == picture
-    while len(picture) < 16:  # compared with the store
-        await world.advance(1)
-        picture = watched(await client.expect(CommandType.WATCH_TC_ASSIGNMENTS_UPDATE))
-    await client.settle()
-    client.inbox.clear()
-    await world.advance(3)
-    assert await client.settle() == []
-
-
-async def test_a_closed_watch_is_told_nothing(world: Any, broker: Any, until: Any) -> None:
-    client, gone = await broker.client(), await broker.client()
-    transactions = broker.service.transactions
-    client.send(txn_requests.watch_assignments(1), txn_requests.watch_assignments(2), txn_requests.watch_assignments(1))
-    gone.send(txn_requests.watch_assignments(1))
-    await gone.expect(CommandType.WATCH_TC_ASSIGNMENTS_UPDATE)
-    await client.settle()
-    assert len(transactions.watches) == 3
-    client.send(txn_requests.watch_assignments(9), txn_requests.close_watch(9), txn_requests.close_watch(77))
-    client.send(txn_requests.close_watch(2))
-    await client.settle()
-    client.inbox.clear()
-    transactions.partitions._show(4, None)
-    update = await client.expect(CommandType.WATCH_TC_ASSIGNMENTS_UPDATE)
-    assert update.watch_id == 1
-    assert await client.settle() == []
-    gone.close()
-    client.close()
-    await until(lambda: len(transactions.watches) == 0)
-
-
-async def test_watches_of_a_connection_are_bounded(world: Any) -> None:
-    client = await (await world.broker(scalable=ScalableConfig(max_watches_per_connection=2))).client()
-    for number in range(3):
-        client.send(txn_requests.watch_assignments(number))
-    updates = [await client.expect(CommandType.WATCH_TC_ASSIGNMENTS_UPDATE) for _ in range(3)]
-    assert [each.error for each in updates if each.HasField("error")] == [Overloaded.code]
-
-
-async def test_a_broker_with_another_number_of_coordinators_does_not_start(world: Any, broker: Any) -> None:
-    with pytest.raises(ConfigError, match="set it to 16"):
-        await world.broker(transactions=TransactionConfig(coordinators=4))
-
-
-async def test_a_timeout_ends_a_transaction(world: Any, broker: Any, client: RawClient, until: Any) -> None:
-    txn = await client.begin(2, 3000)
-    await world.advance(2)
-    assert (await state_of(broker, txn)).is_open
-    await world.advance(2)
-    assert (await state_of(broker, txn)).state == "ABORTED"
-    with pytest.raises(InvalidTransactionStatus):
-        await client.end(txn, commit=True)
-
-
 # Sub-transactions.
 
 
@@ -462,3 +312,79 @@ async def test_sub_transactions_are_for_clients_that_know_them(broker: Any) -> N
         await client.begin(is_decider=True)
     client.send(txn_requests.new_sub(5, UNKNOWN))
     await client.expect_close()
+
+
+# What a transaction does to topics, seen from the wire.
+
+
+async def refusal_of(client: RawClient, txn: TxnId, sequence_id: int) -> tuple[int, str]:
+    client.publish(b"late", sequence_id, txn=txn)
+    error = await client.expect(CommandType.SEND_ERROR)
+    assert error.sequence_id == sequence_id
+    return error.error, error.message
+
+
+@pytest.mark.req("R473-41")
+@pytest.mark.parametrize("is_braid", [True, False])
+async def test_a_publish_in_what_is_not_open_is_refused(broker: Any, is_braid: bool) -> None:
+    """With code 23 to those who understand it; others would connect anew and send it again for ever."""
+    client = await broker.client(is_braid=is_braid)
+    await client.producer(TOPIC)
+    committed, aborted = await client.begin(1), await client.begin(2)
+    await client.store(b"kept", 0, txn=committed)
+    await client.store(b"dropped", 1, txn=aborted)
+    await client.end(committed, commit=True)
+    await client.end(aborted, commit=False)
+    for number, txn in enumerate((committed, aborted, UNKNOWN), 2):
+        code, text = await refusal_of(client, txn, number)
+        assert code == (TransactionConflict.code if is_braid else NotAllowed.code)
+        assert is_braid or text.startswith("TransactionConflict: ")
+    await client.store(b"plain", 9)
+    await client.subscribe(TOPIC, permits=10, initial=InitialPosition.EARLIEST)
+    assert await client.payloads(2) == [b"kept", b"plain"]
+    assert [each for each in await client.settle() if isinstance(each, Delivery)] == []
+
+
+@pytest.mark.req("R473-23", "R473-34", "R473-37")
+@pytest.mark.parametrize("commit", [True, False])
+async def test_no_broker_is_told_anything_when_a_transaction_ends(world: Any, until: Any, commit: bool) -> None:
+    """3 brokers, a topic on each, ended at one of them: no command and no call goes to another, and all learn the outcome."""
+    brokers = [await world.broker() for _ in range(3)]
+    writers = {}
+    for number in range(1000):
+        topic = f"{TOPIC}-{number}"
+        found = await brokers[0].ownership.find(TopicName.parse(topic))
+        owner = next(each for each in brokers if each.url == found.broker.service_url)
+        if owner not in writers:
+            writers[owner] = (topic, await owner.client(answers_pings=True))
+        if len(writers) == 3:
+            break
+    assert len(writers) == 3
+    ender = writers[brokers[0]][1]
+    txn = await ender.begin(4)
+    for topic, client in writers.values():
+        await client.producer(topic)
+        await client.subscribe(topic, permits=10, initial=InitialPosition.EARLIEST)
+        await client.store(b"in", 0, txn=txn)
+        await client.store(b"behind", 1)
+    heard: list[tuple[str, int]] = []
+    for broker in brokers:
+        note_commands(broker, heard)
+        broker.service.remote_segments = None
+    await ender.end(txn, commit=commit)
+    for _topic, client in writers.values():
+        assert await client.payloads(2 if commit else 1) == ([b"in", b"behind"] if commit else [b"behind"])
+    assert [each for each in heard if each[1] not in (CommandType.PING, CommandType.PONG)] == [
+        (brokers[0].url, CommandType.END_TXN)
+    ]
+
+
+def note_commands(broker: Any, heard: list[tuple[str, int]]) -> None:
+    for connection in broker.server.connections:
+        real = connection._command
+
+        def noted(command: Any, _real: Any = real) -> None:
+            heard.append((broker.url, command.type))
+            _real(command)
+
+        connection._command = noted

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from braid.broker.topic import Topic
+from braid.errors import NotReady
+from braid.managedledger.config import ManagedLedgerConfig
 from braid.model.ackset import to_words
 from braid.model.positions import EARLIEST as FIRST
 from braid.model.positions import Position
@@ -207,6 +210,30 @@ async def test_ops_go_only_after_the_cursor_is_durable(world: Any, until: Any) -
     await client.subscribe(TOPIC, permits=100)
     assert await client.settle() == []
     assert subscription(second).cursor.backlog() == 0
+
+
+@pytest.mark.inv("INV12")
+async def test_ops_stay_while_they_say_more_than_a_cursor_stores(world: Any, until: Any) -> None:
+    first = await world.broker(ManagedLedgerConfig(max_persisted_ranges=1))
+    client = await first.client()
+    positions = await filled(first, 6)
+    await client.subscribe(TOPIC, initial=EARLIEST, permits=100)
+    await client.messages(6)
+    txn = await client.begin()
+    await client.acked(positions[1], positions[3], positions[5], txn=txn)
+    await client.end(txn, commit=True)
+    await until(lambda: subscription(first).cursor.backlog() == 3)
+    await world.advance(3)
+    assert len(await ops(first)) == 3
+    await first.kill()
+    second = await world.broker(ManagedLedgerConfig(max_persisted_ranges=1))
+    client = await second.client()
+    await client.subscribe(TOPIC, permits=100)
+    assert [at(each) for each in await client.messages(3)] == positions[::2]
+    assert not (await client.acked(*positions[:3:2])).HasField("error")
+    await world.advance(6)
+    await settled(until, second)
+    assert await ops(second) == []
 
 
 @pytest.mark.inv("INV12")
@@ -420,3 +447,23 @@ async def test_a_closed_topic_waits_for_no_decision(world: Any) -> None:
     await broker.service.unload(broker.topic(TOPIC))
     assert broker.service.transactions.decisions.held == 0
     assert len(await ops(broker)) == 1
+
+
+async def test_a_topic_that_could_not_be_opened_waits_for_no_decision(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, client, positions = await begun(world)
+    txn = await client.begin()
+    await client.acked(positions[0], txn=txn)
+    await first.kill()
+    second = await world.broker()
+    client = await second.client()
+
+    async def fails(topic: Topic, enabled: bool) -> None:
+        raise NotReady("not now")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Topic, "set_deduplication", fails)
+        with pytest.raises(NotReady):
+            await client.subscribe(TOPIC)
+    assert second.service.transactions.decisions.held == 0
+    await client.subscribe(TOPIC)
+    assert second.service.transactions.decisions.held == 1

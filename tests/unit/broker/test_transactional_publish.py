@@ -694,3 +694,49 @@ async def test_ops_and_records_of_an_earlier_log_count_for_nothing(client: RawCl
     assert await reader.payloads(1) == [b"new"]
     await reader.settle()
     assert await ops(broker) == [] and await aborted(broker) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_entry_that_arrives_after_its_abort_is_hidden_from_a_consumer_that_keeps_up(
+    broker: Any, client: RawClient, kind: SubType
+) -> None:
+    """The outcome is known before the entry is: there is no moment in which it is neither pinned nor aborted."""
+    await client.producer(TOPIC)
+    reader = await consumer(broker, kind)
+    txn = await client.begin()
+    pause = Pause("txn-write:append")
+    with watching(pause):
+        client.publish(b"gone", 0, txn=txn)
+        client.publish(b"plain", 1)
+        await pause.reached.wait()
+        ender = await broker.client()
+        await ender.end(txn, commit=False)
+        await ender.settle()
+        pause.go_on()
+        assert await reader.payloads(1) == [b"plain"]
+    # From now on the fast path is taken again, past what is aborted.
+    await client.store(b"more", 2)
+    assert await reader.payloads(1) == [b"more"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("logs", [None, NO_CACHE], ids=["cached", "stored"])
+@pytest.mark.req("R473-24")
+async def test_a_consumer_that_comes_later_reads_up_to_the_limit_and_no_further(world: Any, kind: SubType, logs: Any) -> None:
+    broker = await world.broker(logs)
+    client = await broker.client()
+    await client.subscribe(TOPIC, sub_type=kind, initial=EARLIEST)
+    await client.close_consumer()
+    await client.producer(TOPIC)
+    gone, txn = await client.begin(), await client.begin()
+    await client.store(b"gone", 0, txn=gone)
+    await client.store(b"before", 1)
+    await client.store(b"in", 2, txn=txn)
+    await client.store(b"after", 3)
+    await client.end(gone, commit=False)
+    reader = await consumer(broker, kind)
+    assert await reader.payloads(1) == [b"before"]
+    await reader.settle()
+    assert CommandType.MESSAGE not in reader.kinds()
+    await client.end(txn, commit=True)
+    assert await reader.payloads(2) == [b"in", b"after"]

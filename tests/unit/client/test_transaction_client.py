@@ -156,7 +156,7 @@ async def test_an_end_that_nobody_ever_answers_is_unknown_and_can_be_tried_again
             await ending
         assert txn.state == "UNKNOWN"
         await txn.commit()
-        assert txn.state == "COMMITTED"
+        assert repr(txn) == f"<transaction {txn.id} COMMITTED>"
 
 
 async def test_an_unknown_commit_that_was_one_cannot_be_aborted(topic: ScriptedTopic) -> None:

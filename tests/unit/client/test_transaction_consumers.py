@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 import braid
-from braid.client import Client, ClientConfig, Message, QueueConsumer, StreamConsumer, blocking
+from braid.client import Client, ClientConfig, Consumer, Message, QueueConsumer, StreamConsumer, blocking
 from braid.errors import (
     BraidError,
     DeadlineExceeded,
@@ -257,7 +257,7 @@ async def test_losing_a_segment_aborts_the_transaction_that_acknowledged_it(brok
                 await until(lambda: txn.state == "ABORTED")
                 with pytest.raises(TransactionConflict, match="went to another consumer"):
                     await txn.commit()
-                seen = []
+                seen: list[Message] = []
                 while len(seen) < 40:
                     seen += await one.receive_batch(100, timeout=0.1)
                     seen += await two.receive_batch(100, timeout=0.1)
@@ -385,9 +385,40 @@ async def test_regular_topics_and_their_consumers(client: Client) -> None:
     async with client.consumer(topic, "s") as consumer:
         assert numbers([await consumer.receive(SECONDS) for _ in range(2)]) == [3, 5]
     async with client.consumer(topic, "shared", type="shared", initial="earliest") as shared:
-        batch = [await shared.receive(SECONDS)]
+        message = await shared.receive(SECONDS)
+        txn = await client.begin_transaction()
         with pytest.raises(NotAllowed, match="Shared"):
-            await shared.acknowledge_cumulative(batch[0], txn=txn)
+            await shared.acknowledge_cumulative(message, txn=txn)
+        with pytest.raises(TransactionConflict, match="Shared"):
+            await txn.commit()
+
+
+@pytest.mark.inv("INV14")
+async def test_an_acknowledgment_that_is_refused_here_keeps_the_rest_from_being_committed(client: Client) -> None:
+    regular = "persistent://public/default/regular"
+    await produce(client, 0, 1)
+    await produce(client, 0, 1, topic=regular)
+    stream = await client.stream_consumer(IN, "s")
+    queue = await client.queue_consumer(IN, "q", initial="earliest")
+    plain = await client.consumer(regular, "p", initial="earliest")
+    mine = {each: await each.receive(SECONDS) for each in (stream, queue, plain)}
+
+    async def attempt(consumer: StreamConsumer | QueueConsumer | Consumer, message: Message) -> None:
+        txn = await client.begin_transaction()
+        with pytest.raises(BraidError):
+            if isinstance(consumer, StreamConsumer):
+                await consumer.acknowledge_cumulative(message, txn=txn)
+            else:
+                await consumer.acknowledge(message, txn=txn)
+        with pytest.raises(TransactionConflict):
+            await txn.commit()
+
+    await attempt(stream, mine[queue])
+    await attempt(queue, mine[plain])
+    await attempt(plain, mine[stream])
+    for consumer, message in mine.items():
+        await consumer.close()
+        await attempt(consumer, message)
 
 
 async def test_acknowledgments_survive_a_lost_connection(broker: InProcessBroker, client: Client) -> None:
@@ -485,22 +516,24 @@ def test_blocking() -> None:
             client.producer(out) as producer,
             client.queue_consumer(out, "q", initial="earliest") as queue,
         ):
-            for is_wanted in (False, True):
-                try:
-                    with client.transaction(timeout=20) as txn:
-                        batch = consumer.receive_batch(4, timeout=SECONDS)
-                        assert numbers(batch) == list(range(4))
-                        for each in batch[:2]:
-                            producer.send(each.payload, txn=txn)
-                        for each in batch[2:]:
-                            producer.send_nowait(each.payload, txn=txn)
-                        consumer.acknowledge_cumulative(batch[-1], txn=txn)
-                        assert txn.state == "OPEN"
-                        if not is_wanted:
-                            raise KeyError
-                except KeyError:
-                    assert txn.state == "ABORTED"
-            assert txn.state == "COMMITTED"
+
+            def step(is_wanted: bool) -> blocking.Transaction:
+                with client.transaction(timeout=20) as txn:
+                    batch = consumer.receive_batch(4, timeout=SECONDS)
+                    assert numbers(batch) == list(range(4))
+                    for each in batch[:2]:
+                        producer.send(each.payload, txn=txn)
+                    for each in batch[2:]:
+                        producer.send_nowait(each.payload, txn=txn)
+                    consumer.acknowledge_cumulative(batch[-1], txn=txn)
+                    assert txn.state == "OPEN"
+                    if not is_wanted:
+                        raise KeyError(txn.id)
+                return txn
+
+            with pytest.raises(KeyError):
+                step(False)
+            assert step(True).state == "COMMITTED"
             got = [queue.receive(SECONDS) for _ in range(4)]
             assert sorted(numbers(got)) == list(range(4))
             txn = client.begin_transaction()

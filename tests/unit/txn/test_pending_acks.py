@@ -54,12 +54,12 @@ class Listener:
 class Owner:
     """One owner of the segment: what ends with a crash."""
 
-    def __init__(self, bench: Bench, cursor: ModelCursor) -> None:
+    def __init__(self, bench: Bench, cursor: ModelCursor, reconcile_seconds: float = 1.0) -> None:
         self.bench = bench
         self.cursor = cursor
         self.listener = Listener()
         self.tasks = Tasks("owner")
-        self.decisions = Decisions(bench.faulty, bench.store, bench.clock, reconcile_seconds=1.0)
+        self.decisions = Decisions(bench.faulty, bench.store, bench.clock, reconcile_seconds=reconcile_seconds)
         self.decisions.start()
         self.acks = MetadataPendingAckStore(
             SEGMENT, "sub", cursor, bench.store, self.decisions, bench.clock, self.tasks, self.listener
@@ -183,7 +183,8 @@ async def test_an_owner_that_lost_the_log_takes_its_ops_back(bench: Bench, owner
 
 @pytest.mark.inv("INV12")
 @pytest.mark.req("R473-39")
-async def test_materialising_is_tried_until_it_is_done(bench: Bench, owner: Owner) -> None:
+async def test_materialising_is_tried_until_it_is_done(bench: Bench) -> None:
+    owner = Owner(bench, ModelCursor(ENTRIES), reconcile_seconds=1000.0)
     txn = await bench.begin()
     await owner.ack(txn, 3, cumulative=True)
     owner.cursor.failures = [NotReady("not now"), NotReady("not now")]
@@ -194,6 +195,7 @@ async def test_materialising_is_tried_until_it_is_done(bench: Bench, owner: Owne
     assert owner.cursor.flushes == 5
     assert owner.acked() == [0, 1, 2, 3]
     assert await owner.ops() == 0
+    await owner.close()
 
 
 @pytest.mark.inv("INV12")
@@ -251,18 +253,42 @@ async def test_acks_that_come_together_share_a_look_at_the_header(bench: Bench, 
 
 
 async def test_a_refused_group_does_not_take_the_next_one_along(bench: Bench, owner: Owner) -> None:
+    txn, other = await bench.begin(), await bench.begin()
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hook(name: str, moment: Moment) -> None:
+        if not reached.is_set() and (name, moment) == ("txn-ack:header", "before"):
+            reached.set()
+            await go_on.wait()
+
+    with watching(hook):
+        refused = owner.acks.begin(txn, [Ack(place(3), 0b110, SIZE), Ack(place(5))], cumulative=False)
+        await reached.wait()
+        repeats = owner.acks.begin(txn, [Ack(place(5))], cumulative=False)  # which the first one holds as well
+        more = owner.acks.begin(txn, [Ack(place(3), 0b100, SIZE)], cumulative=False)
+        bench.faulty.plan(Fault.UNAVAILABLE, "get")
+        go_on.set()
+        with pytest.raises(StoreUnavailable):
+            await refused
+        await asyncio.gather(repeats, more)
+    assert await owner.ops() == 2
+    for taken in (Ack(place(5)), Ack(place(3), 0b110, SIZE)):
+        with pytest.raises(TransactionConflict):
+            await owner.acks.acknowledge(other, [taken], cumulative=False)
+    await bench.coordinator.end(txn, commit=True)
+    await owner.settled()
+    assert owner.cursor.acked == {(3, 0), (3, 1), *((5, each) for each in range(SIZE))}
+
+
+async def test_acks_refused_together_let_go_of_everything(bench: Bench, owner: Owner) -> None:
     txn = await bench.begin()
     bench.faulty.plan(Fault.UNAVAILABLE, "get")
-    first = owner.acks.begin(txn, [Ack(place(3))], cumulative=True)
-    second = owner.acks.begin(txn, [Ack(place(1))], cumulative=True)  # held by the first as well
-    third = owner.acks.begin(txn, [Ack(place(4))], cumulative=True)
-    answers = await asyncio.gather(first, second, third, return_exceptions=True)
-    failed = [each for each in answers if isinstance(each, BaseException)]
-    if failed:  # the three may have met in one group
-        await bench.coordinator.end(txn, commit=False)
-        await owner.settled()
-        assert not owner.acks.has_holds
-        assert await owner.ops() == 0
+    begun = [owner.acks.begin(txn, [Ack(place(each))], cumulative=True) for each in (3, 1, 4)]
+    answers = await asyncio.gather(*begun, return_exceptions=True)
+    assert [type(each) for each in answers] == [StoreUnavailable] * 3
+    assert not owner.acks.has_holds
+    assert await owner.ops() == 0
+    assert owner.decisions.held == 0
 
 
 async def test_many_acks_at_once_are_all_written(bench: Bench, owner: Owner) -> None:
@@ -284,6 +310,26 @@ async def test_a_failed_reset_keeps_what_is_held(bench: Bench, owner: Owner) -> 
     await bench.coordinator.end(txn, commit=True)
     await owner.settled()
     assert owner.acked() == [1]
+
+
+async def test_what_was_decided_before_a_reset_is_done_before_it(bench: Bench, owner: Owner) -> None:
+    """Else an interrupted reset would leave acknowledgments that are applied after it."""
+    bench.faulty.faults.watch_drop = 1.0
+    txn = await bench.begin()
+    await owner.ack(txn, 3, cumulative=True)
+    await bench.coordinator.end(txn, commit=True)
+
+    async def hook(name: str, moment: Moment) -> None:
+        if name == "txn-ack:reset":
+            raise NotReady("interrupted")
+
+    with watching(hook), pytest.raises(NotReady):
+        async with owner.acks.resetting():
+            assert owner.acked() == [0, 1, 2, 3]
+            owner.cursor.acked.clear()
+    assert await owner.ops() == 0
+    await later(bench, 3)
+    assert owner.acked() == []
 
 
 async def test_a_decision_during_a_reset_does_not_undo_the_reset(bench: Bench, owner: Owner) -> None:

@@ -133,6 +133,13 @@ async def bench() -> AsyncIterator[Bench]:
 
 
 @pytest.fixture
+async def rivals() -> AsyncIterator[tuple[Bench, Bench]]:
+    """Two brokers, each with its own link to the store."""
+    async with brokers(2) as (one, two):
+        yield one, two
+
+
+@pytest.fixture
 async def owner(bench: Bench) -> AsyncIterator[Owner]:
     made = Owner(bench, Log())
     made.decisions.start()
@@ -297,11 +304,13 @@ async def test_one_that_lost_the_log_while_it_loads_takes_nothing_over(bench: Be
 
 
 @pytest.mark.inv("INV12")
-async def test_a_late_former_owner_does_not_lower_what_the_next_one_wrote_down(bench: Bench) -> None:
+async def test_a_late_former_owner_does_not_lower_what_the_next_one_wrote_down(rivals: tuple[Bench, Bench]) -> None:
+    late, bench = rivals
     log = Log()
     txn = await bench.begin()
-    first = Owner(bench, log)
+    first = Owner(late, log)
     await first.append(txn)
+    late.faulty.freeze()
     second = Owner(bench, log)
     second.decisions.start()
     await second.buffer.recover()
@@ -310,8 +319,10 @@ async def test_a_late_former_owner_does_not_lower_what_the_next_one_wrote_down(b
     await bench.coordinator.end(txn, commit=False)
     await second.settle()
     assert await aborted(bench) == {txn: "7:4"}
-    first.decisions.start()  # it hears of the outcome only now, and knows of one entry only
+    late.faulty.thaw()  # it hears of the outcome only now, and knows of one entry only
+    first.decisions.start()
     await first.settle()
+    assert not first.buffer._held
     assert await aborted(bench) == {txn: "7:4"}
     log.first = 3  # and the record is still there when its own entry is trimmed
     first.buffer.prune()
@@ -327,10 +338,12 @@ async def test_a_late_former_owner_does_not_lower_what_the_next_one_wrote_down(b
 
 
 @pytest.mark.inv("INV5")
-async def test_the_owner_of_a_deleted_log_does_not_touch_the_records_of_the_next_one(bench: Bench) -> None:
+async def test_the_owner_of_a_deleted_log_does_not_touch_the_records_of_the_next_one(rivals: tuple[Bench, Bench]) -> None:
+    late, bench = rivals
     txn = await bench.begin()
-    old = Owner(bench, Log("old"))
+    old = Owner(late, Log("old"))
     await old.append(txn)
+    late.faulty.freeze()
     new = Owner(bench, Log("new"))
     await new.append(txn, 2)
     await bench.coordinator.end(txn, commit=False)
@@ -338,8 +351,10 @@ async def test_the_owner_of_a_deleted_log_does_not_touch_the_records_of_the_next
     await new.settle()
     assert await aborted(bench) == {txn: "7:1"}
     old.log.owner = None
+    late.faulty.thaw()
     old.decisions.start()
     await old.settle()
+    assert old.buffer.is_aborted(txn)
     (value,) = [value async for _txn, value in bench.store.aborted_in(SEGMENT)]
     assert (value.last, value.incarnation) == ("7:1", "new")
     await old.close()

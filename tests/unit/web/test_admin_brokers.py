@@ -276,3 +276,21 @@ def test_a_broker_that_died_is_said_not_to_answer_and_nothing_hangs() -> None:
             assert http.get(f"{TOPICS}/halved/partitions").json()["partitions"] == PARTITIONS
             sent_on = http.get(f"{TOPICS}/{lost}/stats", follow_redirects=False)
             assert (sent_on.status_code, sent_on.headers["location"].startswith(other.http_url)) == (307, True)
+
+
+@pytest.mark.req("R473-6")
+def test_transaction_coordinators_are_found_over_http(brokers: BackgroundBroker, urls: list[str], plain: httpx.Client) -> None:
+    """By clients that use the admin API for lookups: any broker names the leader, and none is redirected."""
+    assign = "transaction_coordinator_assign"
+    known = {node.service_url for node in brokers.broker.nodes}
+    for number in range(16):
+        answers = []
+        for url in urls:
+            found = plain.get(f"{url}/lookup/v2/topic/persistent/pulsar/system/{assign}-partition-{number}")
+            assert found.status_code == 200, found.text
+            answers.append(found.json()["brokerUrl"])
+        assert len(set(answers)) == 1
+        assert answers[0] in known
+    for url in urls:
+        assert plain.get(f"{url}{ROOT}/persistent/pulsar/system/{assign}/partitions").json()["partitions"] == 16
+        assert plain.get(f"{url}/lookup/v2/topic/persistent/pulsar/system/{assign}-partition-16").status_code == 404

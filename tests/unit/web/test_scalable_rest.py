@@ -389,7 +389,7 @@ def test_a_broker_without_scalable_topics_refuses_all_of_it() -> None:
                 where = path.format(**good, segment="0", other="1") + ("?timestamp=0" if path.endswith("/seek") else "")
                 refused(http.request(method.upper(), where), 405, "scalable_topics.enabled")
                 asked += 1
-        assert asked == 21
+        assert asked == 22
         refused(http.get("/lookup/v2/topic/topic/public/default/t"), 405)
         refused(http.get("/lookup/v2/topic/segment/public/default/t%2F0000-ffff-0"), 405)
         assert http.put("/admin/v2/persistent/public/default/t").status_code == 204

@@ -44,9 +44,16 @@ def transactions(broker: BackgroundBroker) -> Transactions:
     return broker.broker.nodes[0].service.transactions
 
 
-def begin(broker: BackgroundBroker, coordinator: int = 3, *, is_decider: bool = False, owner: str | None = None) -> TxnId:
+def begin(
+    broker: BackgroundBroker,
+    coordinator: int = 3,
+    *,
+    is_decider: bool = False,
+    owner: str | None = None,
+    timeout_ms: int = HOUR_MS,
+) -> TxnId:
     coordinators = transactions(broker).coordinator
-    return broker.run(coordinators.new(coordinator, HOUR_MS, owner=owner, is_decider=is_decider))
+    return broker.run(coordinators.new(coordinator, timeout_ms, owner=owner, is_decider=is_decider))
 
 
 def end(broker: BackgroundBroker, txn: TxnId, *, commit: bool) -> None:
@@ -88,8 +95,8 @@ def test_open_ones_are_listed_by_age_with_what_they_hold_back(broker: Background
     assert found(http.get(ROOT)) == []
     old = begin(broker, owner="alice")
     broker.advance(60)
-    # Of a younger one with a lower id, so that the order is that of age, not of ids or deadlines.
-    young = begin(broker, coordinator=0)
+    # A younger one with a lower id and an earlier deadline: the order is that of age.
+    young = begin(broker, coordinator=0, timeout_ms=HOUR_MS // 2)
     note(broker, old, write(SEGMENT, "7:9"), write(SEGMENT, "7:4", 3), write(TOPIC, "12:-1"))
     note(
         broker, old, ack(TOPIC, "billing", "12:1"), ack(TOPIC, "billing", "12:4"), ack(TOPIC, "audit", "12:3", cumulative=True)

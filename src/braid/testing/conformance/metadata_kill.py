@@ -2,8 +2,8 @@
 
 `python -m braid.testing.conformance.metadata_kill MODULE DIR` opens the store that `MODULE.open_store` keeps in DIR, writes
 from many tasks at once and reports each acknowledged write on standard output until it is killed. `kill_round` runs it, kills
-it and checks the directory: every acknowledged write is there, and what was kept is a prefix of what was issued (commits
-are whole).
+it and checks the directory: every acknowledged write is there, what was kept is a prefix of what was issued (commits are
+whole), and every record has its index entry.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from braid.metadata.api import MetadataStore, Span
+from braid.metadata.api import IndexSpan, MetadataStore, Span
 from braid.metadata.engine import Engine
 from braid.runtime.env import Runtime
 from braid.testing.conformance.metadata_world import PATIENCE, collect, collect_names
@@ -64,6 +64,8 @@ async def _check(root: Engine, acknowledged: list[tuple[str, int]]) -> None:
     assert root.commit_counter >= max(version for _, version in acknowledged)
     numbers = [int(name[2:]) for name in await collect_names(store.names(Span("/kill-seq")))]
     assert numbers == list(range(1, len(numbers) + 1)), "a commit was kept in part"
+    indexed = [record.name for record in await collect(store.scan(IndexSpan("kill-index")))]
+    assert sorted(indexed) == await collect_names(store.names(Span("/kill-seq"))), "a record and its index entry were parted"
     assert await collect(store.scan(Span("/kill-eph"))) == [], "an ephemeral survived its process"
 
 
@@ -77,7 +79,7 @@ async def write_until_killed(open_store: OpenStore, directory: Path) -> None:
 
     async def appender() -> None:
         while True:
-            record = await store.append("/kill-seq/s", b"x" * 100, partition="p")
+            record = await store.append("/kill-seq/s", b"x" * 100, partition="p", index={"kill-index": "x"})
             report(record.key, record.version)
 
     async def counter(number: int) -> None:

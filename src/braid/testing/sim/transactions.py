@@ -8,7 +8,8 @@ was started anew, when nothing but the records of the logs can say what is to be
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
 from braid.client import Client
 from braid.errors import DeadlineExceeded
@@ -25,12 +26,14 @@ from braid.testing.sim.processes import read_payload
 from braid.testing.sim.scalable_processes import LaneProducer, QueueProcess, StreamProcess
 from braid.testing.sim.txn_notes import left_of_transactions
 from braid.testing.sim.txn_processes import (
+    PEACEFUL,
     STATE,
     Habits,
     ListWorker,
     Pipeline,
     Teller,
     TokenWorker,
+    TxnProcess,
     name_and_content,
 )
 
@@ -41,6 +44,8 @@ ORIGIN: Final = "origin"
 """Who made the first version of each token."""
 DEADLINE_SPARE: Final = 20.0
 """Seconds after its deadline by which a transaction is aborted, in peace."""
+PATIENCE: Final = 8.0
+"""Seconds after which an audit takes it that nothing more comes."""
 MONEY: Final = 100
 """In each account at the beginning."""
 TXN_BOUNDS: Final = {**BOUNDS, "begin": 40.0, "commit": 120.0, "abort": 120.0}
@@ -113,6 +118,9 @@ class Transactional(Messaging):
         if self.churn is not None:
             self.churn.is_stopping = True
             await self.settle("administrator", [self.churn])
+        for process in self.processes:
+            if isinstance(process, TxnProcess):
+                process.habits = PEACEFUL
         await self.settle("producers", [each for each in self.processes if isinstance(each, LaneProducer)])
         await self.settle("workers", [each for each in self.processes if isinstance(each, TokenWorker)])
 
@@ -130,30 +138,30 @@ class Transactional(Messaging):
 
     async def _take_tokens(self, client: Client) -> None:
         """What is left in the workers' subscription: one token of each thing."""
-        for topic in self.states:
-            self.history.invoke(STATE, "subscribe", [topic, STATE])
-            consumer = await client.queue_consumer(topic, STATE, name="last", initial="earliest")
-            while True:
-                try:
-                    message = await consumer.receive(timeout=8.0)
-                except DeadlineExceeded:
-                    break
-                value = [topic, STATE, *read_payload(message), str(message.id)]
-                self.history.add(STATE, "ok", "deliver", [*value, message.redelivery_count])
-                self.history.add(STATE, "info", "token", list(name_and_content(message)))
-                await consumer.acknowledge(message, wait=True)
-                self.history.add(STATE, "ok", "ack", value)
-            await consumer.close()
+        await _together([self._take_from(client, topic) for topic in self.states])
+
+    async def _take_from(self, client: Client, topic: str) -> None:
+        self.history.invoke(STATE, "subscribe", [topic, STATE])
+        consumer = await client.queue_consumer(topic, STATE, name="last", initial="earliest")
+        while True:
+            try:
+                message = await consumer.receive(timeout=PATIENCE)
+            except DeadlineExceeded:
+                break
+            value = [topic, STATE, *read_payload(message), str(message.id)]
+            self.history.add(STATE, "ok", "deliver", [*value, message.redelivery_count])
+            self.history.add(STATE, "info", "token", list(name_and_content(message)))
+            await consumer.acknowledge(message, wait=True)
+            self.history.add(STATE, "ok", "ack", value)
+        await consumer.close()
 
     async def _audit_first(self, client: Client) -> None:
-        for topic in self.topics:
-            await self._read_topic(client, topic, KEEPER)
+        await _together([self._read_topic(client, topic, KEEPER) for topic in self.topics])
         for topic, name, _kind in () if self.churn is None else self.churn.made:
             self.history.add("world", "info", "unsubscribe", [topic, name])  # nobody looks what it holds
 
     async def _audit_again(self, client: Client) -> None:
-        for topic in self.topics:
-            await self._read_topic(client, topic, AGAIN)
+        await _together([self._read_topic(client, topic, AGAIN) for topic in self.topics])
 
     async def _read_topic(self, client: Client, topic: str, reader: str) -> None:
         """Everything a subscription holds, acknowledged on the way: children come when their parents are drained."""
@@ -161,7 +169,7 @@ class Transactional(Messaging):
         consumer = await client.stream_consumer(topic, reader, name=f"audit-{reader}", initial="earliest")
         while True:
             try:
-                message = await consumer.receive(timeout=8.0)
+                message = await consumer.receive(timeout=PATIENCE)
             except DeadlineExceeded:
                 break
             value = [topic, reader, *read_payload(message), str(message.id), message.redelivery_count]
@@ -193,15 +201,15 @@ class Transactional(Messaging):
         acks = [each.pending_acks for topic in topics for each in topic.subscriptions.values()]
         return {
             "held transactions": sum(service.transactions.decisions.held for service in services),
-            "open transactions of topics": sum(
-                len(topic.transactions.open_transactions()) for topic in topics if topic.transactions is not None
-            ),
+            "open transactions of topics": sum(len(topic.transactions.open_transactions()) for topic in topics),
             "held acknowledgments": sum(len(each.transactions()) for each in acks if each is not None),
         }
 
     async def _quiet(self) -> None:
+        """Wait until no operation is pending and the sessions of the brokers before the restart are over."""
         for _second in range(int(HEALING)):
-            if not any(outside(self.world.engine.tables.rows).values()):
+            is_over = len(self.world.engine._leases) <= len(self.world.brokers)
+            if is_over and not any(outside(self.world.engine.tables.rows).values()):
                 return
             await asyncio.sleep(1.0)
 
@@ -272,12 +280,12 @@ class ListAppend(Transactional):
                     Random(rng.random()),
                     self.states,
                     [self.log],
-                    total=rng.choice((8, 14, 20)),
+                    total=rng.choice((6, 10, 14)),
                     pace=self.seconds / 20,
                     habits=self.habits,
                 )
             )
-        total = rng.choice((20, 40))
+        total = rng.choice((20, 30))
         self.processes.append(
             LaneProducer(world, "p0", self.source, Random(rng.random()), total, keys=6, seconds=self.load_seconds())
         )
@@ -326,7 +334,7 @@ class Bank(Transactional):
                 Random(rng.random()),
                 self.states,
                 [],
-                total=rng.choice((12, 20, 30)),
+                total=rng.choice((10, 16, 24)),
                 pace=self.seconds / 40,
                 habits=self.habits,
             )
@@ -353,6 +361,12 @@ def totals(events: list[Event], *, total: int) -> list[Violation]:
     if last and sum(last.values()) != total:
         found.append(Violation("C6", f"in the end there are {last}: {sum(last.values())} instead of {total}"))
     return found
+
+
+async def _together(works: list[Coroutine[Any, Any, None]]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for work in works:
+            group.create_task(work)
 
 
 def _is_sent(event: Event, topic: str) -> bool:

@@ -46,13 +46,16 @@ class Habits(NamedTuple):
     """Sleeps past the deadline and goes on: a zombie."""
 
 
+PEACEFUL = Habits(0.0, 0.0, 0.0)
+
+
 class TxnProcess(Process):
     """What processes share that use transactions."""
 
     def __init__(self, world: World, name: str, rng: Random, habits: Habits) -> None:
         super().__init__(world, name)
         self._rng = rng
-        self._habits = habits
+        self.habits = habits
         self._sent = 0
         self._transactions = 0
 
@@ -107,7 +110,7 @@ class TxnProcess(Process):
     async def finish(self, txn: Any) -> bool:
         """As its habits are; True if it was committed for certain."""
         chance = self._rng.random()
-        habits = self._habits
+        habits = self.habits
         if chance < habits.abort:
             await self.end(txn, "abort")
             return False
@@ -117,7 +120,7 @@ class TxnProcess(Process):
         return await self.end(txn, "commit")
 
     async def maybe_linger(self, timeout: float) -> None:
-        if timeout < 10 and self._rng.random() < self._habits.linger:
+        if timeout < 10 and self._rng.random() < self.habits.linger:
             await asyncio.sleep(timeout + self._rng.uniform(0.0, 2.0))
 
 

@@ -261,11 +261,12 @@ final class Transactions {
             try (Producer<byte[]> feeder = world.producer(input).enableBatching(false).create()) {
                 send(feeder, TOTAL);
             }
+            ConsumerBuilder<byte[]> reading = world.consumer(input, "reading").subscriptionType(SubscriptionType.Shared);
             try (Producer<byte[]> producer = world.producer(output).enableBatching(false).sendTimeout(0, TimeUnit.SECONDS).create();
                     Consumer<byte[]> reader = world.consumer(output, "all").subscribe()) {
                 Transaction txn = begin(world, 60);
                 for (int half = 0; half < 2; half++) {
-                    try (Consumer<byte[]> consumer = world.consumer(input, "reading").subscribe()) {
+                    try (Consumer<byte[]> consumer = reading.clone().subscribe()) {
                         for (int number = half * TOTAL / 2; number < (half + 1) * TOTAL / 2; number++) {
                             Message<byte[]> message = expect(consumer, number, half == 0 ? "at first" : "after the restart");
                             get(sendIn(producer, txn, number));
@@ -282,7 +283,7 @@ final class Transactions {
                     expect(reader, number, "after the commit");
                 }
             }
-            try (Consumer<byte[]> consumer = world.consumer(input, "reading").subscribe()) {
+            try (Consumer<byte[]> consumer = reading.clone().subscribe()) {
                 nothing(consumer, "inputs after the commit");
             }
         });

@@ -42,6 +42,12 @@ public final class Main {
         all.put("checkpoint-latest", Checkpointing::latest);
         all.put("checkpoint-group", Checkpointing::group);
         all.put("in-flight", Producing::inFlight);
+        all.put("txn-commit", world -> Transactions.all(world, "txn-commit", true));
+        all.put("txn-abort", world -> Transactions.all(world, "txn-abort", false));
+        all.put("txn-stream", Transactions::stream);
+        all.put("txn-ended", Transactions::ended);
+        all.put("txn-timeout", Transactions::timeout);
+        all.put("txn-restart", Transactions::restart);
         all.put("restart", Streaming::restart);
         return all;
     }
@@ -51,7 +57,7 @@ public final class Main {
         String wanted = arguments.length > 2 ? arguments[2] : "";
         boolean isGood = true;
         try (PulsarClient client = PulsarClient.builder().serviceUrl(arguments[0]).operationTimeout(Duration.ofSeconds(30)).build()) {
-            World world = new World(client, arguments[1]);
+            World world = new World(client, arguments[0], arguments[1]);
             for (Map.Entry<String, Check> each : checks().entrySet()) {
                 if (each.getKey().startsWith(wanted)) {
                     isGood &= run(world, each.getKey(), each.getValue());

@@ -26,13 +26,26 @@ final class World {
     static final Duration SILENT = Duration.ofMillis(700);
 
     final PulsarClient client;
+    final String url;
     private final String prefix;
-    private final BufferedReader driver = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+    private final BufferedReader driver;
     private final StringBuilder notes = new StringBuilder();
 
-    World(PulsarClient client, String prefix) {
+    World(PulsarClient client, String url, String prefix) {
+        this(client, url, prefix.substring(prefix.indexOf("://")),
+                new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8)));
+    }
+
+    private World(PulsarClient client, String url, String prefix, BufferedReader driver) {
         this.client = client;
-        this.prefix = prefix.substring(prefix.indexOf("://"));
+        this.url = url;
+        this.prefix = prefix;
+        this.driver = driver;
+    }
+
+    /** The same with another client. */
+    World with(PulsarClient other) {
+        return new World(other, url, prefix, driver);
     }
 
     /** A promise that does not hold. */
