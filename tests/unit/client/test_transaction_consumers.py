@@ -138,6 +138,27 @@ async def test_messages_received_ahead_come_again_in_their_order(client: Client)
         await nothing_more(consumer)
 
 
+async def test_what_one_segment_gave_back_does_not_concern_the_others(client: Client) -> None:
+    async with started(segments=2) as broker, braid.connect(broker.service_url) as client:
+        layout = (await leader(broker)).layout
+        keys = [
+            next(str(each) for each in range(100) if layout.segment_of_key(str(each)).segment_id == segment_id)
+            for segment_id in (0, 1)
+        ]
+        async with client.producer(IN) as producer, client.stream_consumer(IN, "s") as consumer:
+            await producer.send(b"0", key=keys[0])
+            txn = await client.begin_transaction()
+            await consumer.acknowledge_cumulative(await consumer.receive(SECONDS), txn=txn, wait=True)
+            await producer.send(b"1", key=keys[1])
+            await until(lambda: len(consumer._queue) == 1)
+            await txn.abort()
+            other = await consumer.receive(SECONDS)
+            assert other.payload == b"1"
+            async with client.transaction() as txn:
+                await consumer.acknowledge_cumulative(other, txn=txn)
+            assert (await consumer.receive(SECONDS)).payload == b"0"
+
+
 @pytest.mark.req("R473-35")
 async def test_a_transaction_that_timed_out_loses_nothing(client: Client) -> None:
     """The brokers give back what it held while the application, which does not know, goes on."""

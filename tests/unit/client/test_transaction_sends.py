@@ -77,11 +77,12 @@ async def test_a_commit_does_not_wait_for_a_batch_to_fill(topic: ScriptedTopic) 
     config = ClientConfig(batch_delay=60, operation_timeout=5)
     async with braid.connect(topic.url, config=config) as client:
         producer = await client.producer(TOPIC)
+        producer.send_nowait(b"first")
+        await until(lambda: topic.count() == 1)  # attached: from now on it collects
         async with asyncio.timeout(5):
             async with client.transaction() as txn:
-                producer.send_nowait(b"x", txn=txn)
-                await until(lambda: producer.is_connected)
-        assert topic.count() == 1
+                producer.send_nowait(b"second", txn=txn)
+        assert topic.count() == 2
 
 
 @pytest.mark.inv("INV14")
