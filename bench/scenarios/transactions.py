@@ -201,7 +201,7 @@ class History:
         self.times: dict[str, list[float]] = {
             "segment opened": [],
             "take-over of a segment": [],
-            "first transaction after it": [],
+            "first transaction of a coordinator after it": [],
         }
         self._cluster = cluster
 
@@ -221,8 +221,9 @@ class History:
         with self._timed("take-over of a segment"):
             await _take(client, HISTORY_TOPIC)
             await client.producer(HISTORY_TOPIC, 1)
-        with self._timed("first transaction after it"):
-            await _end(client, await _begin(client, number), TxnAction.COMMIT)
+        for coordinator in range(16):
+            with self._timed("first transaction of a coordinator after it"):
+                await _end(client, await _begin(client, coordinator), TxnAction.COMMIT)
         client.close()
         await cluster.add_broker()
 

@@ -189,7 +189,7 @@ async def test_consume_transform_produce_over_two_namespaces_while_brokers_die()
         async def work_once() -> None:
             async with (
                 cluster.client() as client,
-                client.stream_consumer(source, "job", initial="earliest") as consumer,
+                client.stream_consumer(source, "job", name="worker", initial="earliest") as consumer,
                 client.producer(first) as one,
                 client.producer(second) as two,
             ):
@@ -362,6 +362,28 @@ async def test_what_a_former_owner_writes_down_does_not_shorten_what_the_new_one
         await cluster.advance(SETTLE_SECONDS)
         assert cluster.aborted(topic)[txn].last == record.last
         assert cluster.ops() == {}
+
+
+@pytest.mark.req("R473-38")
+@pytest.mark.inv("INV15")
+@pytest.mark.parametrize("is_told", [True, False], ids=["told by the watch", "watch lost"])
+async def test_what_is_committed_can_be_read_at_once_and_without_any_hint_soon(is_told: bool) -> None:
+    """Time stands still: what comes is due to the watch alone. Without it the outcome is found when headers are compared."""
+    topic = "persistent://public/default/visible"
+    async with TxnCluster(brokers=1) as cluster:
+        client = await cluster.client(0)
+        await client.producer(topic, 1)
+        await client.subscribe(topic, "s", initial=InitialPosition.EARLIEST, permits=10)
+        txn = await begin(client)
+        await sent(client, b"in txn", 0, 1, txn)
+        if not is_told:
+            cluster.metadata(0).watching.clear()
+        await commit(client, txn)
+        if not is_told:
+            await client.settle()
+            assert CommandType.MESSAGE not in client.kinds()
+            await cluster.advance(1.0)
+        assert await client.payloads(1) == [b"in txn"]
 
 
 @pytest.mark.req("R473-35")

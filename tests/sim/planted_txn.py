@@ -109,15 +109,21 @@ def state_before_fence() -> list[Patch]:
 
 def abort_in_flight() -> list[Patch]:
     """An abort does not wait for the appends under way, and what they bring is not looked at."""
-    added = "        txn, position = TxnId(*entry.txn), Position(entry.ledger_id, entry.entry_id)\n"
+    honest = MetadataTransactionBuffer.added
+
+    def added(buffer: Any, entries: Any) -> None:
+        known = []
+        for entry in entries:
+            if entry.txn is None or TxnId(*entry.txn).root in buffer._held:
+                known.append(entry)
+            else:
+                buffer.in_flight -= 1
+        honest(buffer, known)
+
     return [
-        *changed(MetadataTransactionBuffer, "_settle", "if held.in_flight or self._is_closed:", "if self._is_closed:"),
-        *changed(
-            MetadataTransactionBuffer,
-            "added",
-            added,
-            added + "        if txn.root not in self._held:\n            continue\n",
-        ),
+        *changed(MetadataTransactionBuffer, "_settle", "if held.in_flight or self.is_closed:", "if self.is_closed:"),
+        *changed(MetadataTransactionBuffer, "_finish", "if not held.in_flight:", "if True:"),
+        (MetadataTransactionBuffer, "added", added),
     ]
 
 
@@ -140,6 +146,7 @@ def pruned_at_once() -> list[Patch]:
 
     return [
         *changed(Visibility, "prunable", " and last < first", ""),
+        *changed(MetadataTransactionBuffer, "_prune", "records.text_position(at.last) < first", "True"),
         (MetadataTransactionBuffer, "_finish", finish),
     ]
 
@@ -153,7 +160,7 @@ def no_owner_check() -> list[Patch]:
 
 TXN_PLANTS: dict[int, Plant] = {
     1: Plant("unknown transaction treated as aborted after collection", "W4", 0, ("C6", "C1"), unknown_is_aborted),
-    2: Plant("op record written after append", "W4", 0, ("C6", "C7"), op_after_append),
+    2: Plant("op record written after append", "W4", 0, ("C6", "C7", "C8"), op_after_append),
     3: Plant("header check and op write not atomic", "W4", 0, ("C6", "C7", "C8"), header_before_op),
     4: Plant("timeout multiplied by 1,000", "W5", 0, ("C18",), thousandfold),
     5: Plant(

@@ -164,6 +164,19 @@ def test_nothing_joins_a_transaction_that_is_over() -> None:
     assert "ack" in texts(txn_checkers.late_writes(late), "C8")
 
 
+@pytest.mark.inv("INV10", "INV11")
+def test_an_entry_comes_after_its_operation_record() -> None:
+    op = ("store", "info", "txn-op", ["log", "write"], {"txn": A})
+    entry = ("b", "invoke", "append", ["log", 7, 0, 1], {"txn": A})
+    plain = ("b", "invoke", "append", ["log", 7, 1, 1])
+    assert txn_checkers.op_first(history(plain, op, entry, decided(A))) == []
+    assert txn_checkers.op_first(history(op, decided(A, "ABORTED"), entry)) == [], "it was on its way"
+    assert "without" in texts(txn_checkers.op_first(history(entry, op)), "C8")
+    assert "without" in texts(txn_checkers.op_first(history((*op[:3], ["log", "ack"], op[4]), entry)), "C8")
+    assert "without" in texts(txn_checkers.op_first(history((*op[:3], ["other", "write"], op[4]), entry)), "C8")
+    assert "came after" in texts(txn_checkers.op_first(history(decided(A), op, entry)), "C8")
+
+
 def test_transactions_end_in_time() -> None:
     assert txn_checkers.ended_in_time(history(begin(A, 1), decided(A)), spare=1) == []
     pause = [("x", "info", "note", None)] * 20

@@ -178,7 +178,7 @@ class MetadataTransactionBuffer:
         held.ops[op.key] = op
         try:
             await self._store.delete_op(op)
-        except StoreError as error:
+        except BraidError as error:
             log.info("%s: the op %s is deleted later: %s", self._segment, op.key, error)
         else:
             held.ops.pop(op.key, None)
@@ -340,7 +340,7 @@ class MetadataTransactionBuffer:
                 await self._store.delete_op(op)
             for txn in aborted:
                 await self._store.delete_aborted(self._segment, txn, lambda record: record.incarnation != self._log.incarnation)
-        except StoreError as error:
+        except BraidError as error:
             log.info("%s: leftovers of transactions are removed when it is loaded again: %s", self._segment, error)
 
     async def relist(self) -> None:
@@ -384,7 +384,7 @@ class MetadataTransactionBuffer:
             for txn in gone:
                 if await self._store.delete_aborted(self._segment, txn, lambda at: records.text_position(at.last) < first):
                     self.visibility.forget(txn)
-        except StoreError as error:
+        except BraidError as error:
             log.info("%s: aborted transactions are pruned after the next trim: %s", self._segment, error)
 
     def close(self) -> None:

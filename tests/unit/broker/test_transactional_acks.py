@@ -296,6 +296,23 @@ async def test_shared_consumers_get_held_entries_neither_by_redelivery_nor_by_co
     assert subscription(broker).dispatcher.unacked == 4
 
 
+async def test_an_entry_given_back_before_reading_came_to_it_is_sent_once(broker: Any, client: RawClient, until: Any) -> None:
+    positions = await filled(broker, 4)
+    await client.subscribe(TOPIC, sub_type=SHARED, initial=EARLIEST, permits=100)
+    await client.messages(4)
+    txn = await client.begin()
+    await client.acked(positions[2], txn=txn)
+    await client.close_consumer()
+    await client.subscribe(TOPIC, sub_type=SHARED, permits=1)
+    await client.messages(1)
+    await client.end(txn, commit=False)
+    await settled(until, broker)
+    client.flow(100)
+    rest = await client.messages(3)
+    assert [(at(each), each.command.redelivery_count) for each in rest] == [(each, 0) for each in positions[1:]]
+    assert await client.settle() == []
+
+
 @pytest.mark.parametrize("logs", [ManagedLedgerConfig(), ManagedLedgerConfig(cache_bytes=0)], ids=["cached", "read"])
 @pytest.mark.parametrize("commit", [True, False])
 @pytest.mark.parametrize("cumulative", [True, False])

@@ -511,6 +511,18 @@ async def test_a_plain_regular_topic(broker: InProcessBroker, client: Client) ->
         seen.check(8)
 
 
+async def test_what_was_queued_and_dropped_comes_again_when_the_segment_comes_back(client: Client) -> None:
+    async with client.stream_consumer(TOPIC, "s") as consumer:
+        await produce(client, 0, 16)
+        await until(lambda: len(consumer._queue) == 16)  # nothing handed out
+        topics = dict(consumer._wanted)
+        consumer._assign(Assignment(0, {0: topics[0]}, False, 0))
+        consumer._assign(Assignment(0, topics, False, 0))
+        seen = Seen()
+        await drain(consumer, 16, seen)
+        seen.check(16)
+
+
 async def test_assignments_of_an_older_layout_are_ignored(broker: InProcessBroker, client: Client) -> None:
     await (await leader(broker)).split_segment(0)
     async with client.stream_consumer(TOPIC, "s", name="a") as consumer:

@@ -170,6 +170,7 @@ async def test_a_transaction_that_timed_out_loses_nothing(client: Client) -> Non
         await asyncio.sleep(1.0)  # the timeout and a sweep
         ahead = await take(consumer, 10)
         assert numbers(ahead) == list(range(10, 20))
+        await nothing_more(consumer)  # what the brokers send again waits for the end of the transaction
         with pytest.raises(TransactionConflict, match="not ended; end it first"):
             async with client.transaction() as other:
                 await consumer.acknowledge_cumulative(ahead[-1], txn=other)
@@ -243,6 +244,34 @@ async def test_a_batch_does_not_wait_for_children_that_wait_for_its_transaction(
             assert [number for number in numbers(seen) if number % 4 == key] == list(range(key, 40, 4))
         assert rounds >= 2
         await until(lambda: consumer.segments == [1, 2])
+
+
+@pytest.mark.req("R473-2", "R473-57")
+@pytest.mark.parametrize("end", ["commit", "abort"])
+async def test_no_child_is_read_before_an_open_transaction_in_its_sealed_parent_has_ended(
+    broker: InProcessBroker, client: Client, end: str
+) -> None:
+    async with (
+        client.producer(IN) as producer,
+        client.stream_consumer(IN, "s") as stream,
+        client.checkpoint_consumer(IN) as checkpoint,
+    ):
+        await producer.send(b"0", key="k")
+        txn = await client.begin_transaction()
+        await producer.send(b"1", key="k", txn=txn)
+        await (await leader(broker)).split_segment(0)
+        await producer.send(b"2", key="k")
+        first = await stream.receive(SECONDS)
+        await stream.acknowledge_cumulative(first)
+        assert numbers([first, await checkpoint.receive(SECONDS)]) == [0, 0]
+        for consumer in (stream, checkpoint):
+            with pytest.raises(DeadlineExceeded):
+                await consumer.receive(0.3)
+        await getattr(txn, end)()
+        for expected in [1, 2] if end == "commit" else [2]:
+            message = await stream.receive(SECONDS)
+            await stream.acknowledge_cumulative(message)
+            assert numbers([message, await checkpoint.receive(SECONDS)]) == [expected, expected]
 
 
 async def test_an_idle_segment_does_not_keep_a_batch_waiting_either(client: Client) -> None:
@@ -449,7 +478,9 @@ async def test_acknowledgments_survive_a_lost_connection(broker: InProcessBroker
         async with client.transaction() as txn:
             for each in batch[:5]:
                 await consumer.acknowledge(each, txn=txn)
-            await asyncio.sleep(0)
+            async with asyncio.timeout(SECONDS):
+                while not any(each._requests for each in client._connections.values()):  # noqa: ASYNC110
+                    await asyncio.sleep(0)  # until they are sent, and not answered
             for connection in list(client._connections.values()):
                 connection.abort(DeadlineExceeded("cut by the test"))
             for each in batch[5:]:

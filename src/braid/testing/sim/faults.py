@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ from braid.model.names import TopicName
 from braid.runtime.env import Random
 from braid.testing.sim.layouts import is_controller, topic_records
 from braid.testing.sim.loop import Node
+from braid.testing.sim.txn_faults import attempt, strike
 from braid.testing.sim.txn_notes import coordinators, open_transactions
 from braid.testing.sim.world import PORT, SESSION_SECONDS, Broker, World
 
@@ -29,8 +30,9 @@ ALLOCATOR = ("low-ledger-id",)
 LEADERS = ("kill-leader", "pause-leader", "expire-leader", "late-call", "part-brokers", "clog-brokers")
 """Faults that aim at the leaders of scalable topics and at what brokers ask of each other."""
 OWNERSHIP = ("unload", "drain", "usurp")
-TRANSACTIONS = ("kill-coordinator", "pause-coordinator", "abort-open", "pause-client")
-"""Faults that aim at transactions: their coordinators, an operator who aborts one, clients that wake up too late."""
+TRANSACTIONS = ("kill-coordinator", "pause-coordinator", "abort-open", "pause-client", "txn-step")
+"""Faults that aim at transactions: their coordinators, an operator who aborts one, clients that wake up too late, and something
+that happens between two steps of a write, an acknowledgment or its materialisation."""
 
 
 class Nemesis:
@@ -92,6 +94,7 @@ class Nemesis:
             "pause-coordinator": lambda: self._pause(self._rng.uniform(0.2, 6.0), self._coordinator()),
             "abort-open": self._abort_open,
             "pause-client": self._pause_client,
+            "txn-step": self._txn_step,
         }
         world.history.add("world", "info", "swarm", [list(self.enabled), self._pace])
 
@@ -249,7 +252,7 @@ class Nemesis:
             txn = self._rng.choice(found)
             self._note("abort-open", broker.number, str(txn))
             coordinator = broker.service.transactions.coordinator
-            self._world.spawn(broker.node, _attempt(coordinator.end(txn, commit=False)), "abort")
+            self._world.spawn(broker.node, attempt(coordinator.end(txn, commit=False)), "abort")
 
     def _pause_client(self) -> None:
         node = self._node_of(self._rng.choice(self._clients()))
@@ -259,6 +262,9 @@ class Nemesis:
         self._note("pause", node.name, round(seconds, 3))
         node.is_paused = True
         self._later(seconds, self._world.resume_node, node)
+
+    async def _txn_step(self) -> None:
+        await strike(self._world, self._rng, self._note)
 
     # Storage
 
@@ -316,7 +322,7 @@ class Nemesis:
         others = [f"broker-{each.number}:{PORT}" for each in self._world.brokers if each is not broker]
         destination = self._rng.choice(others) if others and self._rng.random() < 0.5 else None
         self._note("unload", broker.number, str(bundle), destination)
-        self._world.spawn(broker.node, _attempt(ownership.unload(namespace, bundle, destination=destination)), "unload")
+        self._world.spawn(broker.node, attempt(ownership.unload(namespace, bundle, destination=destination)), "unload")
 
     def _usurp(self) -> None:
         """Somebody opens a log that a broker serves."""
@@ -334,21 +340,13 @@ class Nemesis:
             return
         self._note("drain", broker.number)
         ownership = broker.service.ownership
-        self._world.spawn(broker.node, _attempt(ownership.drain()), "drain")
+        self._world.spawn(broker.node, attempt(ownership.drain()), "drain")
 
         def back() -> None:
             if not broker.node.is_dead:
                 self._world.spawn(broker.node, _undrain(ownership), "undrain")
 
         self._later(self._rng.uniform(0.5, 5.0), back)
-
-
-async def _attempt(work: Coroutine[Any, Any, Any]) -> None:
-    """An administrator's request; it may be refused."""
-    try:
-        await work
-    except (BraidError, Closed):
-        return
 
 
 async def _undrain(ownership: Any) -> None:

@@ -24,6 +24,7 @@ from braid.metadata.engine import Engine, IndexEntries, Storage
 from braid.metadata.handle import Handle
 from braid.metadata.journal import Row
 from braid.metadata.sessions import Lease
+from braid.model.txn import TxnId
 from braid.runtime.clock import Clock
 from braid.runtime.env import Random, Runtime
 from braid.testing.journal import FileJournal
@@ -31,6 +32,7 @@ from braid.testing.sim.history import History
 from braid.testing.sim.layouts import LayoutNotes, is_segment_log
 from braid.testing.sim.loop import NODE, Node, on
 from braid.testing.sim.txn_notes import TxnNotes
+from braid.wire.entries import split_entry
 
 T = TypeVar("T")
 
@@ -163,6 +165,12 @@ class Bridge:
         return self._slowest * self._rng.random() ** 2
 
 
+def _transaction_of(head: bytes) -> str:
+    """The transaction that an entry's head names; empty if it names none."""
+    txn = split_entry(head)[2] if head else None
+    return "" if txn is None else str(TxnId(*txn))
+
+
 def _settle(answer: asyncio.Future[Any], done: asyncio.Task[Any]) -> None:
     if answer.done() or done.cancelled():
         return
@@ -208,7 +216,8 @@ class SimWriter:
         except LedgerFenced:
             store.note("fail", "append", [self.log, self.ledger_id, self.last_pushed + 1])
             raise
-        store.note("invoke", "append", [self.log, self.ledger_id, entry, google_crc32c.value(head + body)])
+        value = [self.log, self.ledger_id, entry, google_crc32c.value(head + body)]
+        store.note("invoke", "append", value, txn=_transaction_of(head) if self._component == "managed-ledger" else "")
         return entry
 
     async def add(self, data: bytes) -> int:
@@ -288,8 +297,9 @@ class SimLedgers:
         self.low_ids = False
         """A fault: the next ledger is created with an id below all others, if one is free."""
 
-    def note(self, kind: Any, op: str, value: Any) -> None:
-        self._history.add(self.bridge.caller.name, kind, op, value, segment=value[0] if isinstance(value[0], int) else value[1])
+    def note(self, kind: Any, op: str, value: Any, *, txn: str = "") -> None:
+        segment = value[0] if isinstance(value[0], int) else value[1]
+        self._history.add(self.bridge.caller.name, kind, op, value, segment=segment, txn=txn)
 
     async def create(
         self,

@@ -60,7 +60,7 @@ class Transactional(Messaging):
     def __init__(self, seed: int, loop: SimLoop, rng: Random) -> None:
         super().__init__(seed, loop, rng, deduplication=rng.random() < 0.5)
         self.is_scalable = seed % 2 == 1
-        self.possible = (*FAULTS, *faults.TRANSACTIONS, *(faults.LEADERS if self.is_scalable else ()))
+        self.possible = (*FAULTS, *faults.TRANSACTIONS * 3, *(faults.LEADERS if self.is_scalable else ()))
         self.seconds = rng.uniform(8.0, 20.0)
         self.peace = rng.choice((0.0, 3.0))
         self.states = [self._name(f"state-{number}") for number in range(2)]
@@ -231,6 +231,7 @@ class Transactional(Messaging):
             *txn_checkers.all_or_nothing(events),
             *txn_checkers.consumed_once(events, subscriptions=[STATE], is_finished=is_complete),
             *txn_checkers.late_writes(events),
+            *txn_checkers.op_first(events),
             *txn_checkers.ended_in_time(events, spare=DEADLINE_SPARE),
             *self.judge_tokens(events),
             *checkers.no_loss(counted),

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from braid.model.txn import TxnId
 from braid.testing.sim.checkers import MessageKey, Violation
 from braid.testing.sim.history import Event
 
@@ -275,6 +276,30 @@ def late_writes(events: Sequence[Event]) -> list[Violation]:
                     )
                 )
     return found
+
+
+def op_first(events: Sequence[Event]) -> list[Violation]:
+    """C8 inside the stores: an entry of a transaction is appended after an operation record of it for that log was written, and
+    that was before the transaction was decided (INV10, INV11). `append` [log, ...] with its `txn`, `txn-op` [log, kind]."""
+    known = verdicts(events)
+    written: dict[tuple[str, str], int] = {}
+    found = []
+    for at, event in enumerate(events):
+        if event.op == "txn-op" and event.value[1] == "write":
+            written.setdefault((event.txn, event.value[0]), at)
+        elif event.op == "append" and event.kind == "invoke" and event.txn:
+            op = written.get((event.txn, event.value[0]))
+            verdict = known.get(root_of(event.txn))
+            if op is None or (verdict is not None and op > verdict.at):
+                late = "without an operation record" if op is None or verdict is None else f"its record came after {verdict.t}"
+                where = f"{event.value[0]} at {event.value[1]}:{event.value[2]}"
+                found.append(Violation("C8", f"{event.proc} appended an entry of {event.txn} to {where}, at {event.t}: {late}"))
+    return found
+
+
+def root_of(txn: str) -> str:
+    """The transaction that decides this one."""
+    return str(TxnId.parse(txn).root)
 
 
 def ended_in_time(events: Sequence[Event], *, spare: float) -> list[Violation]:

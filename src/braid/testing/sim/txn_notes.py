@@ -1,4 +1,5 @@
-"""What the metadata store shows of transactions, as events: when each is begun, decided and collected; and what is left over.
+"""What the metadata store shows of transactions, as events: their operations, when each is decided and collected; and what is
+left over.
 
 Looks at rows; must not change anything.
 """
@@ -11,6 +12,7 @@ import msgspec
 
 from braid.metadata.journal import Row
 from braid.metadata.tables import Tables
+from braid.model.names import TopicName
 from braid.model.txn import TxnId
 from braid.testing.sim.history import History
 from braid.txn import records
@@ -40,6 +42,10 @@ class TxnNotes:
         tables.__class__ = NotedTables
 
     def changed(self, key: str, row: Row | None) -> None:
+        if key.startswith(records.OPS + "/") and row is not None:
+            op = records.decode_op(key, row[-1])
+            log = TopicName.parse(op.segment).managed_ledger_name
+            self._history.add("store", "info", "txn-op", [log, op.kind], txn=str(records.op_txn(key)))
         if not is_header(key):
             return
         name = key.rpartition("/")[2]

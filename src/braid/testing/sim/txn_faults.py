@@ -1,0 +1,79 @@
+"""Faults that strike between two steps of a transaction: of a write, of an acknowledgment, of what becomes of them.
+
+The steps are those that the product names (`runtime/plans.py`); what strikes is one of the world's verbs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from braid.errors import BraidError, Closed
+from braid.runtime.env import Random
+from braid.runtime.plans import Moment, watching
+from braid.testing.sim.loop import NODE, WORLD, on
+from braid.testing.sim.txn_notes import open_transactions
+from braid.testing.sim.world import SESSION_SECONDS, World
+
+STEPS = (
+    ("txn-write:op", "before"),
+    ("txn-write:header", "before"),
+    ("txn-write:append", "before"),
+    ("txn-write:append", "before"),
+    ("txn-write:append", "after"),
+    ("txn-materialise:aborted", "before"),
+    ("txn-materialise:delete-ops", "before"),
+    ("txn-ack:op", "before"),
+    ("txn-ack:header", "before"),
+    ("txn-ack:owner", "before"),
+    ("txn-ack:flush", "before"),
+    ("txn-ack:delete-ops", "before"),
+    ("txn-ack:delete-ops", "after"),
+)
+DEEDS = ("kill", "pause", "pause", "abort", "abort")
+HOLD_SECONDS = 0.2
+"""How long a step waits while what is open is aborted."""
+
+
+async def strike(world: World, rng: Random, note: Callable[..., None]) -> None:
+    """The next broker that comes to a certain step dies there, or is paused, or an operator aborts what is open meanwhile."""
+    wanted = rng.choice(STEPS)
+    deed = rng.choice(DEEDS)
+    seconds = rng.choice((rng.uniform(0.05, 2.0), SESSION_SECONDS * rng.uniform(1.0, 1.6)))
+    caught: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def ambush(name: str, moment: Moment) -> None:
+        broker = next((each for each in world.brokers if each.node is NODE.get()), None)
+        if caught.done() or (name, moment) != wanted or broker is None or not broker.is_up:
+            return
+        note("txn-step", *wanted, deed, broker.number)
+        caught.set_result(broker.number)
+        if deed == "kill":
+            world.kill(broker.number)
+        elif deed == "pause":
+            broker.node.is_paused = True
+            with on(WORLD):  # what a paused node has planned waits too
+                world.loop.call_later(seconds, world.resume_node, broker.node)
+        else:
+            coordinator = broker.service.transactions.coordinator
+            for txn in open_transactions(world.engine.tables.rows):
+                world.spawn(broker.node, attempt(coordinator.end(txn, commit=False)), "abort")
+            await asyncio.sleep(HOLD_SECONDS)
+        await asyncio.sleep(0)  # a node that is dead or paused comes no further
+
+    with watching(ambush):
+        await asyncio.wait([caught], timeout=rng.uniform(2.0, 6.0))
+    if deed == "kill" and caught.done():
+        await asyncio.sleep(rng.uniform(0.0, 3.0))
+        number = caught.result()
+        if world.brokers[number].node.is_dead and not world.is_rebooting:
+            await world.restart(number)
+
+
+async def attempt(work: Coroutine[Any, Any, Any]) -> None:
+    """An administrator's request; it may be refused."""
+    try:
+        await work
+    except (BraidError, Closed):
+        return
