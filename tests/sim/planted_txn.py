@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.sim.planting import Patch, Plant, changed
 
-from braid.broker import visible
+from braid.broker import dispatch_shared, dispatch_single, visible
 from braid.broker.cursor_acks import ManagedCursorAcks
 from braid.broker.service import BrokerService
 from braid.model.txn import TxnId
@@ -23,7 +23,7 @@ from braid.txn.visibility import Visibility
 
 PAUSE_SECONDS = 0.3
 """What lies between the two calls in the eyes of bug 3."""
-EARLY_SECONDS = 2.0
+EARLY_SECONDS = 5.0
 """What a new owner needs between listing the ops and fencing the log, in the eyes of bug 26."""
 
 
@@ -127,6 +127,12 @@ def abort_in_flight() -> list[Patch]:
     ]
 
 
+def unacknowledged() -> list[Patch]:
+    line = "cursor.acknowledge([Position(entry.ledger_id, entry.entry_id) for entry in hidden])"
+    [(_module, name, changed_one)] = changed(visible, "visible", line, "pass")
+    return [(module, name, changed_one) for module in (dispatch_shared, dispatch_single)]
+
+
 def thousandfold() -> list[Patch]:
     honest = TransactionCoordinator.new
 
@@ -190,9 +196,7 @@ TXN_PLANTS: dict[int, Plant] = {
         "W4",
         1,
         ("C1", "C6", "C18"),
-        lambda: changed(
-            visible, "visible", "cursor.acknowledge([Position(entry.ledger_id, entry.entry_id) for entry in hidden])", "pass"
-        ),
+        unacknowledged,
     ),
     31: Plant(
         "acknowledgments deleted before the cursor is durable",

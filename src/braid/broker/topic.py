@@ -1,8 +1,8 @@
 """`Topic`: a log with its producers and subscriptions.
 
-Owns admission of producers, the receipts when the log reports entries durable (INV1), waking the dispatchers, and the
-topic's own life: terminate, close, delete. One `Topic` object is one owner of the log (INV2): when the log says it was
-fenced, the topic disconnects everybody and is dropped, never reused.
+Owns the receipts when the log reports entries durable (INV1), waking the dispatchers, and the topic's own life: terminate,
+close, delete. Who may produce is decided in its base, `TopicProducers`. One `Topic` object is one owner of the log (INV2): when
+the log says it was fenced, the topic disconnects everybody and is dropped, never reused.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from braid.broker.access import ProducerAccess
 from braid.broker.dedup import CURSOR_NAME, REQUESTED, MessageDeduplication
 from braid.broker.link import Link
-from braid.broker.producer import Producer, ProducerInfo, PublishContext, TransactionalPublish
+from braid.broker.producer import Producer, PublishContext, TransactionalPublish
 from braid.broker.subscription import Subscription
+from braid.broker.topic_producers import TopicProducers
 from braid.errors import (
     BraidError,
     Closed,
@@ -31,17 +31,13 @@ from braid.managedledger.log import ManagedLedger
 from braid.model import names
 from braid.model.names import TopicName
 from braid.model.positions import EARLIEST, LATEST, Position
-from braid.runtime.tasks import Tasks
 from braid.txn.ack_recovery import recover_all
 from braid.txn.buffer import MetadataTransactionBuffer
 from braid.txn.pending_acks import MetadataPendingAckStore
 from braid.wire.encode import send_receipt
-from braid.wire.replies import close_producer, error, producer_success
 
 if TYPE_CHECKING:
-    from braid.broker.config import BrokerConfig
     from braid.broker.service import BrokerService
-    from braid.runtime.clock import Clock
 
 log = logging.getLogger(__name__)
 
@@ -57,57 +53,35 @@ def check_subscription_name(name: str) -> None:
     names.check_subscription_name(name)
 
 
-class Topic:
+class Topic(TopicProducers):
     """One loaded topic."""
 
     __slots__ = (
         "_dedup_lock",
         "_end_prefixes",
-        "_producer_lock",
         "_quiet_until",
-        "_released",
         "_subscription_lock",
-        "access",
         "budget",
         "bytes_in",
-        "clock",
-        "config",
         "created_ms",
-        "dedup",
         "deduplicates_all",
-        "is_closing",
         "is_segment",
         "last_publish_ms",
-        "log",
         "messages_in",
-        "name",
-        "producers",
         "service",
         "subscriptions",
-        "tasks",
         "transactions",
     )
 
     def __init__(self, service: BrokerService, name: TopicName) -> None:
+        super().__init__(name, service.config, service.runtime.clock)
         self.service = service
-        self.name = name
-        self.config: BrokerConfig = service.config
-        self.clock: Clock = service.runtime.clock
         self.budget = service.budget
-        self.log: ManagedLedger
         self.transactions: MetadataTransactionBuffer
         self.is_segment = name.descriptor is not None
-        self.dedup: MessageDeduplication | None = None
         self.deduplicates_all = False
         """Whether every producer is deduplicated; else only those that ask for it."""
-        self.tasks = Tasks(f"topic {name}")
-        self.producers: dict[str, Producer] = {}
-        self.access = ProducerAccess(self)
         self.subscriptions: dict[str, Subscription] = {}
-        self.is_closing = False
-        self._released: list[Producer] = []
-        """Producers that are told of the end when what they sent is answered."""
-        self._producer_lock = asyncio.Lock()
         self._dedup_lock = asyncio.Lock()
         self._subscription_lock = asyncio.Lock()
         self.messages_in = 0
@@ -296,117 +270,6 @@ class Topic:
             self._quiet_until = now + COMPLAINT_SECONDS
             log.warning("%s: %s: %s", self.name, what, cause)
 
-    # Producers.
-
-    async def add_producer(self, info: ProducerInfo, link: Link) -> Producer:
-        """Admit a producer; its `admission.is_ready` is False while it waits for exclusive access."""
-        while True:
-            self.check_open()
-            if self.log.is_terminated:
-                raise TopicTerminated(f"The topic {self.name} was terminated and takes no more messages.")
-            if (rival := self.producers.get(info.name)) is not None:
-                # Outside the lock: others need not wait until a dead connection is known to be dead.
-                await self._challenge(rival, info, link)
-                continue
-            async with self._producer_lock:
-                if info.name in self.producers or self.is_closing or self.log.is_terminated:
-                    continue
-                return await self._admit(Producer(info, link, self, self.clock.now_ms()))
-
-    async def _admit(self, producer: Producer) -> Producer:
-        producer.admission = await self.access.admit(producer)
-        if self.is_closing:
-            self.access.forget(producer)
-            self.check_open()
-        if producer.admission.is_ready:
-            self.producers[producer.info.name] = producer
-        return producer
-
-    async def _challenge(self, old: Producer, info: ProducerInfo, link: Link) -> None:
-        """One producer per name: a newer epoch of the same producer, or the death of the old one's link, frees it."""
-        is_same = old.link is link and old.producer_id == info.producer_id
-        if not (is_same and info.epoch > old.info.epoch):
-            if await old.link.probe(self.config.liveness_check_ms) and self.producers.get(info.name) is old:
-                raise ProducerBusy(
-                    f"A producer named {info.name} is connected to {self.name} already (from {old.link.peer}); "
-                    "choose another name or close that one."
-                )
-            if self.producers.get(info.name) is old:
-                old.link.abort()
-        if self.producers.get(info.name) is old:
-            self._forget(old)
-
-    def remove_producer(self, producer: Producer) -> None:
-        """The producer is gone. Idempotent."""
-        if producer.is_closed:
-            return
-        self._forget(producer)
-
-    def _forget(self, producer: Producer) -> None:
-        """The name and the exclusive access of this producer are free again."""
-        producer.is_closed = True
-        if producer.lane is not None:
-            producer.lane.drop()
-        if self.producers.get(producer.info.name) is producer:
-            del self.producers[producer.info.name]
-        self.access.forget(producer)
-        if self.access.waiting and not self.is_closing:
-            self.tasks.spawn(self._promote(), "promote-producer")
-
-    async def _promote(self) -> None:
-        async with self._producer_lock:
-            promoted = None if self.is_closing else await self.access.promote()
-            if promoted is not None:
-                self.producers[promoted.info.name] = promoted
-                promoted.link.write(self.success_frame(promoted))
-
-    def success_frame(self, producer: Producer) -> bytes:
-        """PRODUCER_SUCCESS: sent once, or twice to a producer that had to wait for exclusive access."""
-        info = producer.info
-        return producer_success(
-            info.request_id,
-            info.name,
-            last_sequence_id=self.dedup.last_sequence_id(info.name) if self.dedup is not None and producer.is_judged else -1,
-            schema_version=info.schema_version,
-            topic_epoch=producer.admission.topic_epoch,
-            producer_ready=producer.admission.is_ready,
-        )
-
-    def refuse_waiter(self, producer: Producer, failure: BraidError) -> None:
-        producer.is_closed = True
-        producer.link.write(error(producer.info.request_id, failure.code, failure.message))
-        if producer.on_closed is not None:
-            producer.on_closed(producer)
-
-    def disconnect_producer(self, producer: Producer) -> None:
-        """Tell the client that its producer is closed; it will come back and be told how things are."""
-        if producer.is_closed:
-            return
-        self._forget(producer)
-        if producer.on_closed is not None:
-            producer.on_closed(producer)
-        self._tell_closed(producer)
-
-    @staticmethod
-    def _tell_closed(producer: Producer) -> None:
-        if producer.link.protocol_version >= 5:
-            is_settled = producer.link.is_braid and producer.is_settled
-            producer.link.write(close_producer(producer.producer_id, is_settled=is_settled))
-        else:
-            producer.link.close()
-
-    def _release_producer(self, producer: Producer) -> None:
-        """Close a producer whose messages are to go elsewhere: what it sends from now on is dropped or refused, what is on its
-        way is answered first. So it sends nothing again that is stored, and needs no deduplication for that."""
-        if producer.is_closed:
-            return
-        self._forget(producer)
-        if producer.on_closed is not None:
-            producer.on_closed(producer)
-        if producer.idle_callback is None:  # else its client is closing it, and is answered then
-            self._released.append(producer)
-            producer.when_idle(lambda: self._tell_closed(producer))
-
     # Subscriptions.
 
     async def subscription(
@@ -510,10 +373,6 @@ class Topic:
 
     # The topic's own life.
 
-    def check_open(self) -> None:
-        if self.is_closing:
-            raise NotReady(f"The topic {self.name} is being closed; look it up again.")
-
     async def terminate(self) -> Position:
         """Take no more messages, durably. Producers have the receipts of all that is stored when they are closed; they learn
         why when they come back (the friendly path of 4.5), those of a segment also from each message they sent too late."""
@@ -522,14 +381,14 @@ class Topic:
         except BraidError:
             for producer in list(self.producers.values()):
                 if producer.refusal is not None:  # it was refused too early, and must send that again, in order
-                    self._release_producer(producer)
+                    self.release_producer(producer)
             raise
         refusal = TopicTerminated(f"The topic {self.name} was terminated and takes no more messages.")
         self.access.refuse_waiters(refusal)
         for producer in list(self.producers.values()):
             if self.is_segment:
                 producer.refuse_all(refusal)
-                self._release_producer(producer)
+                self.release_producer(producer)
             else:
                 self.disconnect_producer(producer)
         for subscription in list(self.subscriptions.values()):
@@ -548,7 +407,7 @@ class Topic:
         """Stop serving: clients are told to look the topic up again."""
         self.is_closing = True
         for producer in list(self.producers.values()):
-            self._release_producer(producer)
+            self.release_producer(producer)
         self.access.refuse_waiters(NotReady(f"The topic {self.name} is being closed; look it up again."))
         for subscription in list(self.subscriptions.values()):
             subscription.close_consumers()
@@ -565,7 +424,7 @@ class Topic:
         try:
             await self.log.close()
         finally:
-            for producer in self._released:  # however the log ended, nobody waits for ever
+            for producer in self.released:  # however the log ended, nobody waits for ever
                 if (tell := producer.idle_callback) is not None:
                     producer.idle_callback = None
                     tell()

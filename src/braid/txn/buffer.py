@@ -76,6 +76,10 @@ class MetadataTransactionBuffer:
         """Whether entries of this transaction (sub number included) are hidden. Answered from memory."""
         return txn in self.visibility.aborted
 
+    def is_undecided(self, txn: tuple[int, int]) -> bool:
+        """Whether entries of this transaction wait for its outcome."""
+        return self.visibility.pinned(TxnId(*txn).root) is not None
+
     def open_transactions(self) -> list[HeldTransaction]:
         """Undecided transactions with writes here, the longest held first."""
         return [

@@ -39,8 +39,9 @@ FIELDS = (
 _PRINTABLE = "".join(map(chr, range(32, 127))).replace("%", "")
 
 
-def message_response(entry: Entry) -> Response[bytes]:
-    """The entry's payload, decompressed unless it is encrypted or a chunk; a batch comes as a whole."""
+def message_response(entry: Entry, *, is_aborted: bool = False, is_undecided: bool = False) -> Response[bytes]:
+    """The entry's payload, decompressed unless it is encrypted or a chunk; a batch comes as a whole. What consumers do not see
+    because of a transaction is shown too, and marked."""
     metadata = entry_metadata(entry.body)
     payload = entry.body[payload_offset(entry.body) :]
     is_chunk = metadata.num_chunks_from_msg > 1
@@ -49,6 +50,9 @@ def message_response(entry: Entry) -> Response[bytes]:
     headers = {"X-Pulsar-Message-ID": f"{entry.ledger_id}:{entry.entry_id}", **_headers(metadata, len(payload))}
     headers["X-Pulsar-Broker-Entry-METADATA-timestamp"] = iso(entry.append_ms)
     headers["X-Pulsar-Broker-Entry-METADATA-index"] = str(entry.index)
+    if entry.txn is not None:
+        headers["X-Pulsar-txn-aborted"] = "true" if is_aborted else "false"
+        headers["X-Pulsar-txn-uncommitted"] = "true" if is_undecided else "false"
     return Response(payload, media_type="application/octet-stream", headers=headers)
 
 

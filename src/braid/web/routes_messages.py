@@ -28,7 +28,10 @@ def message_calls(admin: Admin) -> Calls:
         found = await topic.log.read(position, 1, MAX_MESSAGE_BYTES) if topic.log.map.contains(position) else []
         if not found or (found[0].ledger_id, found[0].entry_id) != position:
             raise TopicNotFound(f"The topic {topic.name} has no message {position}.")
-        return message_response(found[0])
+        entry, transactions = found[0], topic.transactions
+        is_aborted = entry.txn is not None and transactions.is_aborted(entry.txn)
+        is_undecided = entry.txn is not None and transactions.is_undecided(entry.txn)
+        return message_response(entry, is_aborted=is_aborted, is_undecided=is_undecided)
 
     @calls.get(f"{TOPIC}/lastMessageId", MessageId, owner=True)
     async def last_message_id(ask: Ask) -> Any:

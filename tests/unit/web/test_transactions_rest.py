@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+import braid
 from braid.broker.transactions import Transactions
 from braid.model.txn import TxnId
 from braid.testing.broker import BackgroundBroker
@@ -242,6 +244,40 @@ def test_the_document_describes_the_calls(unchanged: httpx.Client) -> None:
     assert set(one) == {"get", "delete"}
     assert [each["name"] for each in one["get"]["parameters"]] == ["most", "least"]
     assert {"204", "400", "404", "409"} <= set(one["delete"]["responses"])
+
+
+def test_a_message_that_is_looked_at_says_what_its_transaction_makes_of_it() -> None:
+    with BackgroundBroker() as broker, httpx.Client(base_url=broker.http_url, timeout=30) as http:
+        marks = broker.run(_look(broker, http))
+    assert marks == [(None, None), ("false", "true"), ("true", "false"), ("false", "false")]
+
+
+async def _look(broker: BackgroundBroker, http: httpx.Client) -> list[tuple[str | None, str | None]]:
+    """What is said of a plain message, of one whose transaction is open, then aborted, and of a committed one."""
+    url = "/admin/v2/persistent/public/default/seen/examinemessage"
+
+    async def marks(wanted: str | None) -> tuple[str | None, str | None]:
+        found: tuple[str | None, str | None] = (None, None)
+        for _attempt in range(200):
+            headers = (await asyncio.to_thread(http.get, url)).headers
+            found = headers.get("X-Pulsar-txn-aborted"), headers.get("X-Pulsar-txn-uncommitted")
+            if found[1] == wanted:
+                break
+            await asyncio.sleep(0.01)
+        return found
+
+    async with braid.connect(broker.service_url) as client, client.producer("seen", batching=False) as producer:
+        await producer.send(b"plain")
+        seen = [await marks(None)]
+        txn = await client.begin_transaction()
+        await producer.send(b"undecided", txn=txn)
+        seen.append(await marks("true"))
+        await txn.abort()
+        seen.append(await marks("false"))
+        async with client.transaction() as other:
+            await producer.send(b"committed", txn=other)
+        seen.append(await marks("false"))
+    return seen
 
 
 def test_any_broker_answers_for_all() -> None:

@@ -174,13 +174,13 @@ class Transactional(Messaging):
                 break
             value = [topic, reader, *read_payload(message), str(message.id), message.redelivery_count]
             self.history.add(reader, "ok", "deliver", value, segment=message.id.segment_id)
-            self.seen(topic, reader, *name_and_content(message))
+            self.seen(topic, reader, value[2:5], name_and_content(message)[1])
             await consumer.acknowledge_cumulative(message)
         self.history.add(reader, "ok", "audited", [topic, reader])
         await consumer.close()
 
-    def seen(self, topic: str, reader: str, name: str, content: str) -> None:
-        """An audit came across this."""
+    def seen(self, topic: str, reader: str, message: list[Any], content: str) -> None:
+        """An audit came across this; perhaps not for the first time, if the owner it read from was not the owner any more."""
 
     async def _collected(self) -> None:
         """Wait until nothing is left of any transaction; what then is left stays so."""
@@ -296,11 +296,11 @@ class ListAppend(Transactional):
         if rng.random() < 0.5:
             self.processes.append(QueueProcess(world, "q0", self.target, "workers", Random(rng.random()), nacks=0.05))
 
-    def seen(self, topic: str, reader: str, name: str, content: str) -> None:
+    def seen(self, topic: str, reader: str, message: list[Any], content: str) -> None:
         if topic in self.states:
-            self.history.add(reader, "ok", "list-read", [name, [each for each in content.split(",") if each]])
+            self.history.add(reader, "ok", "list-read", [message[1], [each for each in content.split(",") if each]])
         elif topic == self.target:
-            self.history.add(reader, "ok", "copied", [reader, content])
+            self.history.add(reader, "ok", "copied", [reader, content, message])
 
     def judge_tokens(self, events: list[Event]) -> list[Violation]:
         return [*super().judge_tokens(events), *isolation(events), *self._copies(events)]
@@ -312,7 +312,8 @@ class ListAppend(Transactional):
         for reader in (KEEPER, AGAIN):
             if not any(each.op == "audited" and each.value == [self.target, reader] for each in events):
                 continue
-            copies = [each.value[1] for each in events if each.op == "copied" and each.value[0] == reader]
+            seen = {tuple(each.value[2]): each.value[1] for each in events if each.op == "copied" and each.value[0] == reader}
+            copies = list(seen.values())
             for name in dict.fromkeys((*sent, *copies)):
                 count = copies.count(name)
                 if count > 1 or (count == 0 and sent.get(name) == "ok"):
