@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sortedcontainers import SortedSet
 
 from braid.broker.consumer import Consumer
-from braid.broker.visible import visible
+from braid.broker.visible import visible, within
 from braid.errors import BraidError
 from braid.managedledger.api import Entry
 from braid.model.positions import LATEST, Position
@@ -275,7 +275,7 @@ class SharedDispatcher:
         if generation != self._generation:
             self._subscription.cursor.rewind()
         elif start is None:
-            self._spread(visible(self._subscription, entries), is_replay=False)
+            self._spread(visible(self._subscription, within(self._subscription, entries)), is_replay=False)
         else:
             entries = self._still_wanted(entries)
             if start in self.replay and not any((entry.ledger_id, entry.entry_id) == start for entry in entries):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from braid.broker.consumer import Consumer
-from braid.broker.visible import visible
+from braid.broker.visible import visible, within
 from braid.errors import BraidError
 from braid.managedledger.api import Entry
 from braid.model.positions import LATEST, Position
@@ -150,7 +150,7 @@ class SingleActiveDispatcher:
         if generation != self._generation or self.active is None:
             # Somebody rewound meanwhile: what was read belongs to the past.
             self._subscription.cursor.rewind()
-        elif entries:
+        elif entries := within(self._subscription, entries):
             self._send(self.active, visible(self._subscription, entries))
         self._subscription.pump()
 

@@ -281,7 +281,8 @@ class Subscription:
 
     def settled(self, acknowledged: Sequence[Position], released: Sequence[Position]) -> None:
         """A transaction holds these no more; the released ones are delivered again."""
-        self._after_ack(None, list(acknowledged))
+        # Of a batch, others may have messages that are not acknowledged: the entry stays with whoever has it.
+        self._after_ack(None, [each for each in acknowledged if self.cursor.is_acknowledged(each)])
         if released:
             self.dispatcher.released(released)
         else:

@@ -103,7 +103,9 @@ class Topic(TopicProducers):
         for name, cursor in managed.cursors.items():
             if name not in names.RESERVED_SUBSCRIPTIONS:
                 self.subscriptions[name] = Subscription(self, name, cursor, is_durable=True)
-        await recover_all(shared.store, str(self.name), self._pending_acks(), self.tasks, self.clock)
+        await recover_all(
+            shared.store, str(self.name), self._pending_acks(), managed.check_owner, self.tasks, self.clock
+        )
         await self.set_deduplication(deduplicate)
 
     async def set_deduplication(self, enabled: bool) -> None:
@@ -227,7 +229,7 @@ class Topic(TopicProducers):
         stored before they are: it is dropped now, and the client comes back and sends everything again in order. It also costs
         the client one producer instead of its whole connection (trap 5).
         """
-        if self.transactions.in_flight:
+        if contexts and self.transactions.in_flight:  # without entries this may come before the topic is opened
             self.transactions.failed([each.txn for each in contexts if isinstance(each, TransactionalPublish)])
         if contexts or not isinstance(cause, LedgerFenced):
             self._complain(f"storing {len(contexts)} entries failed", cause)
@@ -298,7 +300,7 @@ class Topic(TopicProducers):
                     name, initial="earliest" if initial == EARLIEST else "latest", properties=properties or {}
                 )
                 # Its name may have been another's, whose end was interrupted.
-                await self.service.transactions.store.purge_subscription(str(self.name), name)
+                await self.service.transactions.store.purge_subscription(str(self.name), name, self.log.check_owner)
             else:
                 cursor = self.log.non_durable_cursor(name, self._start_of(start, initial))
             subscription = self.subscriptions[name] = Subscription(self, name, cursor, is_durable=is_durable)
@@ -350,7 +352,10 @@ class Topic(TopicProducers):
         for pending in self._pending_acks().values():
             await pending.relist()
         store = self.service.transactions.store
-        for op in await store.all_acks_in(str(self.name)):
+        orphans = [op for op in await store.all_acks_in(str(self.name)) if op.op.subscription not in self.subscriptions]
+        if orphans:
+            await self.log.check_owner()  # else they may be those of subscriptions that a later owner made
+        for op in orphans:
             async with self._subscription_lock:
                 if op.op.subscription not in self.subscriptions:
                     await store.delete_op(op)
@@ -359,8 +364,11 @@ class Topic(TopicProducers):
         """The subscription is gone: so are the acknowledgments it would have got."""
         if subscription.pending_acks is not None:
             subscription.pending_acks.close()
+            await subscription.pending_acks.drain()  # an op that is written later would be another subscription's of that name
         try:
-            await self.service.transactions.store.purge_subscription(str(self.name), subscription.name)
+            await self.service.transactions.store.purge_subscription(
+                str(self.name), subscription.name, self.log.check_owner
+            )
         except BraidError as error:  # they count for nothing, and go when the name is used or the topic is loaded again
             log.warning("acknowledgments of transactions in %s of %s are left: %s", subscription.name, self.name, error)
 

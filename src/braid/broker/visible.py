@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from braid.managedledger.api import Entry
-from braid.model.positions import EARLIEST, Position
+from braid.model.positions import EARLIEST, LATEST, Position
 
 if TYPE_CHECKING:
     from braid.broker.subscription import Subscription
@@ -33,6 +33,18 @@ def visible(subscription: Subscription, entries: list[Entry]) -> list[Entry]:
     if subscription.log.is_terminated:
         cursor.save_soon()  # as after any other acknowledgment: no later one covers it
     return [entry for entry in entries if entry.txn is None or not is_aborted(entry.txn)]
+
+
+def within(subscription: Subscription, entries: list[Entry]) -> list[Entry]:
+    """Of entries that the cursor read from storage, those at or below the read limit. It may have come down since the read
+    began; what lies behind it is read again later."""
+    limit = subscription.topic.transactions.max_read_position
+    if limit is LATEST or not entries or (entries[-1].ledger_id, entries[-1].entry_id) <= limit:
+        return entries
+    shown = [entry for entry in entries if (entry.ledger_id, entry.entry_id) <= limit]
+    first = entries[len(shown)]
+    subscription.cursor.read_position = Position(first.ledger_id, first.entry_id)
+    return shown
 
 
 async def last_visible(topic: Topic) -> tuple[Position, Entry | None]:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from braid.client import operations_transactions as ops
 from braid.client.admin_calls import Calls
 from braid.client.admin_transaction_types import TransactionInfo
+from braid.client.consumer_origin import is_none_or
 from braid.errors import InvalidArgument
 
 Infos = list[TransactionInfo]
@@ -23,11 +24,13 @@ class Transactions(Calls):
 
     async def list(self, *, min_age: timedelta | None = None, limit: int = DEFAULT_LIMIT) -> Infos:
         """Open transactions that are at least `min_age` old, the oldest first, with what each holds back."""
+        if not is_none_or(min_age, timedelta):
+            raise InvalidArgument(f"min_age={min_age!r:.100} is no timedelta; give timedelta(minutes=5), for example.")
         age_ms = 0 if min_age is None else min_age // timedelta(milliseconds=1)
         if age_ms < 0:
             raise InvalidArgument(f"The age of a transaction cannot be negative: {min_age}.")
-        if not 1 <= limit <= MAX_LIMIT:
-            raise InvalidArgument(f"From 1 to {MAX_LIMIT} transactions can be listed, not {limit}.")
+        if type(limit) is not int or not 1 <= limit <= MAX_LIMIT:
+            raise InvalidArgument(f"From 1 to {MAX_LIMIT} transactions can be listed, not {limit!r:.100}.")
         return await self._call(ops.TRANSACTIONS_LIST, {}, {"minAgeMs": age_ms, "limit": limit})
 
     async def describe(self, transaction: str) -> TransactionInfo:

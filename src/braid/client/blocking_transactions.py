@@ -108,9 +108,13 @@ class TransactionScope:
         return self._begun
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._begun is None or self._thread.is_closed:
+        if self._begun is None:
             return
         inner = self._begun._inner
+        if self._thread.is_closed:
+            if kind is None:
+                transactions.check_left(inner)
+            return
         if kind is None:
             self._thread.run(lambda: transactions.leave(inner))
             return

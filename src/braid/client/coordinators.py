@@ -20,6 +20,7 @@ from braid.errors import (
     DeadlineExceeded,
     MetadataFailure,
     TransactionCoordinatorNotFound,
+    TransactionNotFound,
     TransportError,
     Unavailable,
     from_code,
@@ -72,11 +73,22 @@ class Coordinators:
                 connection = await self._client.connection_for(self._urls.get(coordinator))
                 return await connection.request(build)
             except PASSING as error:
+                if isinstance(error, TransactionCoordinatorNotFound):
+                    await self._check(coordinator)
                 if self._clock.monotonic() + pause >= deadline:
                     raise
                 log.info("transaction coordinator %d did not answer, trying again: %s", coordinator, error)
             await self._clock.sleep(pause * (0.5 + self._client.runtime.random.random()))
             pause = min(pause * 2, self._config.backoff_max)
+
+    async def _check(self, coordinator: int) -> None:
+        """Raise if there is none of this number, so that waiting for it is of no use."""
+        if not self.count:
+            await self._open()
+        if coordinator >= self.count:
+            raise TransactionNotFound(
+                f"There is no transaction of coordinator {coordinator}; this cluster has coordinators 0 to {self.count - 1}."
+            )
 
     async def close(self) -> None:
         """End the watch. Idempotent."""

@@ -120,6 +120,8 @@ class Decider(Transaction):
 
 
 def _numbers(winners: Any) -> tuple[int, ...]:
+    if not isinstance(winners, Iterable) or isinstance(winners, str | bytes):
+        raise InvalidArgument(f"winners={winners!r:.100} cannot be used; give a list of sub-transactions or their numbers.")
     found = []
     for each in winners:
         number = getattr(each, "number", each)

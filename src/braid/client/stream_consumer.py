@@ -289,7 +289,9 @@ class StreamConsumer(TransactionalStream):
                 await lane.resolved.wait()
             finally:
                 timer.cancel()
-        lane.doom("went to another consumer before the transaction was committed.")
+        lane.doom(
+            "was taken away before the transaction was committed: another consumer gets it, or the subscription was reset."
+        )
         lane.is_leaving = True
         await self._replace(lane)
 

@@ -133,8 +133,11 @@ class Transaction:
         try:
             if self._ending is not None:
                 await self._ended()
-            elif self._state == "OPEN" and self._client.is_connected:
-                await self.abort()
+            elif self._state == "OPEN":
+                # A block that goes on must not take this for an end that the application wanted.
+                self.fail(Closed(f"The client was closed before transaction {self._id} was committed."))
+                if self._client.is_connected:
+                    await self.abort()
         except BraidError as error:
             log.info("transaction %s could not be ended, it times out: %s", self._id, error)
 
@@ -199,8 +202,12 @@ class Transaction:
 
     def _end(self, work: Callable[[], Awaitable[None]]) -> None:
         """End it in the background: who gives up waiting does not leave it half ended."""
-        self._ending = asyncio.get_running_loop().create_future()
-        self._client.transaction_tasks.spawn(self._run(work, self._ending), f"end {self._id}")
+        ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        try:
+            self._client.transaction_tasks.spawn(self._run(work, ending), f"end {self._id}")
+        except RuntimeError:
+            raise Closed(f"The client was closed before transaction {self._id} was ended, which its timeout does.") from None
+        self._ending = ending
 
     async def _run(self, work: Callable[[], Awaitable[None]], ending: asyncio.Future[None]) -> None:
         try:
@@ -277,7 +284,7 @@ class Transaction:
             raise
         except BraidError as error:
             self._finish("UNKNOWN")
-            raise self._unknown(error) from error
+            raise (self._unknown(error) if was_doubtful else self._not_aborted(error)) from error
         self._finish("ABORTED")
 
     async def _ask(self, build: Callable[[int], bytes]) -> Any:
@@ -293,8 +300,14 @@ class Transaction:
 
     def _unknown(self, error: BraidError) -> BraidError:
         return DeadlineExceeded(
-            f"Whether transaction {self._id} is committed is not known, because no coordinator answered in time ({error}); "
+            f"Whether transaction {self._id} is committed is not known, because no coordinator could tell ({error}); "
             "call commit() or abort() again, or read what it would have written before doing its work anew."
+        )
+
+    def _not_aborted(self, error: BraidError) -> BraidError:
+        return DeadlineExceeded(
+            f"Transaction {self._id} is not known to be aborted, because no coordinator could tell ({error}); "
+            "call abort() again, or leave it to its timeout."
         )
 
     def _over(self) -> BraidError:
@@ -343,6 +356,12 @@ async def leave(txn: Transaction) -> None:
     await txn.commit()
 
 
+def check_left(txn: Transaction) -> None:
+    """As `leave`, after the client was closed: raises if it was aborted by that."""
+    if txn.state != "COMMITTED" and txn._failure is not None:
+        raise txn._over()
+
+
 async def give_up(txn: Transaction) -> None:
     """Its block has raised: abort it, unless that raised because it has ended."""
     if txn.state == "OPEN":
@@ -353,14 +372,19 @@ def joined(txn: Any) -> Transaction:
     """The transaction that `txn=` names; raises InvalidArgument."""
     found = getattr(txn, "_transaction", None)
     if not isinstance(found, Transaction):
-        raise InvalidArgument(f"txn={txn!r:.100} cannot be used; give what client.transaction() or begin_transaction() gave.")
+        raise InvalidArgument(
+            f"txn={txn!r:.100} cannot be used; give what `with client.transaction() as txn` or begin_transaction() gave."
+        )
     return found
 
 
 def milliseconds_of(timeout: Any) -> int:
     """A transaction's timeout on the wire; raises InvalidArgument."""
     if not is_seconds(timeout) or timeout * 1000 > LONGEST_MS:
-        raise InvalidArgument(f"timeout={timeout!r} cannot be used for a transaction; give seconds above 0.")
+        raise InvalidArgument(
+            f"timeout={timeout!r:.100} cannot be used for a transaction; give seconds above 0, up to the brokers' "
+            "transactions.max_timeout_seconds."
+        )
     return max(1, int(timeout * 1000))
 
 

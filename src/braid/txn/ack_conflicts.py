@@ -40,6 +40,14 @@ class Hold(NamedTuple):
     is_cumulative: bool
 
 
+class Conflict(NamedTuple):
+    """Why something cannot be held."""
+
+    why: str
+    holder: TxnId | None = None
+    """The transaction in the way; None if it is acknowledged for good."""
+
+
 def bits_of(ack: Ack) -> int:
     """The messages an acknowledgment names. A mask without a batch size says nothing of the messages behind its last bit."""
     if ack.mask is None:
@@ -64,36 +72,36 @@ class Holds:
 
     # The rules.
 
-    def conflict(self, txn: TxnId, hold: Hold, cursor: Acknowledged) -> str | None:
+    def conflict(self, txn: TxnId, hold: Hold, cursor: Acknowledged) -> Conflict | None:
         """Why this transaction may not hold this, or None."""
         return self._of_all_before(txn, hold, cursor) if hold.is_cumulative else self._of_one(txn, hold, cursor)
 
-    def _of_one(self, txn: TxnId, hold: Hold, cursor: Acknowledged) -> str | None:
+    def _of_one(self, txn: TxnId, hold: Hold, cursor: Acknowledged) -> Conflict | None:
         position = hold.position
         if cursor.is_acknowledged(position):
-            return f"the entry {position} is acknowledged already"
+            return Conflict(f"the entry {position} is acknowledged already")
         unacked = cursor.unacked_mask(position)
         if unacked is not None and hold.bits & ~unacked:
             # One is enough: it was processed by somebody else. Whoever got the rest of a batch names the rest.
-            return f"some of these messages of the entry {position} are acknowledged already"
+            return Conflict(f"some of these messages of the entry {position} are acknowledged already")
         for other, upto in self._upto.items():
             if other != txn and _covers(upto[-1], hold):
-                return f"the transaction {other} holds everything up to {upto[-1].position}"
+                return _holds_up_to(other, upto[-1])
         for other, bits in self._entries.get(position, {}).items():
             if other != txn and bits & hold.bits:
-                return f"the transaction {other} holds the entry {position}"
+                return Conflict(f"the transaction {other} holds the entry {position}", other)
         return None
 
-    def _of_all_before(self, txn: TxnId, hold: Hold, cursor: Acknowledged) -> str | None:
+    def _of_all_before(self, txn: TxnId, hold: Hold, cursor: Acknowledged) -> Conflict | None:
         if _is_passed(hold, cursor):
-            return f"everything up to {hold.position} is acknowledged already"
+            return Conflict(f"everything up to {hold.position} is acknowledged already")
         for other, upto in self._upto.items():
             if other != txn:
-                return f"the transaction {other} holds everything up to {upto[-1].position}"
+                return _holds_up_to(other, upto[-1])
         for position, holders in self._entries.items():
             for other, bits in holders.items():
                 if other != txn and _covers(hold, Hold(position, bits, False)):
-                    return f"the transaction {other} holds the entry {position}"
+                    return Conflict(f"the transaction {other} holds the entry {position}", other)
         return None
 
     # What is held.
@@ -197,6 +205,10 @@ class Holds:
             if held != WHOLE:
                 parts[position] = parts.get(position, -1) & mask | held
         return whole, parts
+
+
+def _holds_up_to(other: TxnId, hold: Hold) -> Conflict:
+    return Conflict(f"the transaction {other} holds everything up to {hold.position}", other)
 
 
 def _covers(upto: Hold, one: Hold) -> bool:

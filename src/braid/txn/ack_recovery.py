@@ -7,7 +7,7 @@ have accepted (INV11). Owns the deletion of ops that count for nothing any more.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from braid.errors import BraidError
 from braid.model.txn import TxnId
@@ -21,7 +21,12 @@ log = logging.getLogger(__name__)
 
 
 async def recover_all(
-    store: TransactionStore, segment: str, subscriptions: Mapping[str, MetadataPendingAckStore], tasks: Tasks, clock: Clock
+    store: TransactionStore,
+    segment: str,
+    subscriptions: Mapping[str, MetadataPendingAckStore],
+    check_owner: Callable[[], Awaitable[None]],
+    tasks: Tasks,
+    clock: Clock,
 ) -> None:
     """Restore the pending acknowledgments of every subscription of a segment, whose log is claimed and serves nobody yet.
 
@@ -34,6 +39,8 @@ async def recover_all(
         if op.txn.root not in headers:
             found = await store.header(op.txn.root, fresh=True)
             headers[op.txn.root] = None if found is None else found.value
+    if ops:
+        await check_owner()  # else what a later owner accepted might be among them, for subscriptions unknown here
     useless = [op for op in ops if (op.op.subscription or "") not in subscriptions]
     for name, pending in subscriptions.items():
         useless += pending.restore([op for op in ops if op.op.subscription == name], headers)

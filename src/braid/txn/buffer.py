@@ -332,10 +332,14 @@ class MetadataTransactionBuffer:
         held.ops[op.key] = op
         writes = held.covered(op)
         writes.is_vague = writes.floor < self._log.last_position  # else there is nothing after its floor
-        if header.value.is_open:
-            self.visibility.pin(op.txn.root, writes.floor)
-        else:
+        if not header.value.is_open:
             held.is_decided, held.header = True, header.value
+            known = self.visibility.aborted.get(op.txn)
+            if known is not None and writes.is_vague and held.aborts(op.txn):
+                # Recorded by somebody who may not have known the entries of this op: it must reach as far as they can.
+                self.visibility.abort(op.txn, None)
+        elif writes.is_vague:
+            self.visibility.pin(op.txn.root, writes.floor)
 
     async def _clean_up(self, ops: Sequence[StoredOp], aborted: Sequence[TxnId]) -> None:
         """Remove what says nothing: ops without header or of an earlier log, aborted records of an earlier log."""

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from braid.errors import BraidError
+from braid.errors import BraidError, Closed
 from braid.metadata.api import Delete, MetadataStore, Put
 from braid.model.txn import TxnId
 from braid.runtime.clock import Clock
@@ -118,11 +118,18 @@ class Decisions:
             await self.reconcile()
 
     async def reconcile(self) -> None:
-        """Read every held header afresh."""
+        """Read every held header afresh. One that cannot be read keeps no other from being told."""
+        failure: BraidError | None = None
         for root in list(self._held):
+            if root not in self._held:
+                continue
             try:
                 found = await self._store.header(root, fresh=True)
-            except BraidError as error:
-                log.warning("held transactions cannot be compared with the store now: %s", error)
+            except Closed:
                 return
-            await self._tell(root, None if found is None else found.value)
+            except BraidError as error:
+                failure = failure or error
+            else:
+                await self._tell(root, None if found is None else found.value)
+        if failure is not None:
+            log.warning("some held transactions cannot be compared with the store now: %s", failure)

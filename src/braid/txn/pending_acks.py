@@ -36,7 +36,17 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY_SECONDS = 0.1
 LAST_RETRY_SECONDS = 5.0
+SETTLE_SECONDS = 10.0
+"""How long an acknowledgment waits for a decided transaction that is in its way, at most."""
 DRAIN_SECONDS = 5.0
+
+
+class HeldByAnother(TransactionConflict):
+    """Another transaction is in the way."""
+
+    def __init__(self, text: str, holder: TxnId) -> None:
+        super().__init__(text)
+        self.holder = holder
 
 
 class MetadataPendingAckStore:
@@ -63,6 +73,8 @@ class MetadataPendingAckStore:
         self._tasks = tasks
         self._listener = listener
         self._roots: dict[TxnId, AckRoot] = {}
+        self._news = asyncio.Event()
+        """Set, and replaced, whenever a root is decided or settled, or everything ends."""
         self._is_resetting = False
         self._is_closed = False
 
@@ -112,6 +124,8 @@ class MetadataPendingAckStore:
         state = self._state(txn.root)
         try:
             self._check(request, state)
+        except HeldByAnother:
+            pass  # which may be decided already: the root's task finds out
         except BraidError as error:
             request.done.set_exception(error)
             self._forget_if_idle(txn.root, state)
@@ -149,8 +163,9 @@ class MetadataPendingAckStore:
                     "acknowledge what was received."
                 )
             hold = Hold(ack.position, bits_of(ack), request.is_cumulative)
-            if (why := self.holds.conflict(request.txn, hold, cursor)) is not None:
-                raise TransactionConflict(f"{self._named}: {why}; the transaction {request.txn} cannot acknowledge it too.")
+            if (conflict := self.holds.conflict(request.txn, hold, cursor)) is not None:
+                text = f"{self._named}: {conflict.why}; the transaction {request.txn} cannot acknowledge it too."
+                raise TransactionConflict(text) if conflict.holder is None else HeldByAnother(text, conflict.holder)
             wanted.append((number, hold))
         state.txns[request.txn] = None
         new: list[Hold] = []
@@ -162,6 +177,42 @@ class MetadataPendingAckStore:
         if new:
             request.held += new
             self._listener.held(new)
+
+    async def _judge(self, request: AckRequest, state: AckRoot) -> None:
+        """`_check`, after the end of those in the way that are decided and not materialised here yet: whoever commits one
+        transaction and goes on with the next must not be refused because of the first."""
+        until = self._clock.monotonic() + SETTLE_SECONDS
+        while True:
+            news = self._news
+            try:
+                self._check(request, state)
+                return
+            except HeldByAnother as conflict:
+                if not await self._is_over(conflict.holder.root) or self._clock.monotonic() >= until:
+                    raise
+            if self._is_closed:
+                raise self._closing()
+            timer = self._clock.call_later(max(0.0, until - self._clock.monotonic()), news.set)
+            try:
+                await news.wait()
+            finally:
+                timer.cancel()
+
+    async def _is_over(self, root: TxnId) -> bool:
+        """Whether a root that holds something is decided, or gone meanwhile."""
+        state = self._roots.get(root)
+        if state is None or state.is_decided:
+            return True
+        found = await self._store.header(root, fresh=True)
+        if found is not None and found.value.is_open:
+            return False
+        self._decided(root, None if found is None else found.value)
+        return True
+
+    def _tell(self) -> None:
+        """Something changed for those who wait."""
+        news, self._news = self._news, asyncio.Event()
+        news.set()
 
     def _kick(self, root: TxnId, state: AckRoot) -> None:
         """Let the root's task run if there is something to do."""
@@ -198,7 +249,7 @@ class MetadataPendingAckStore:
         asked = list(group)
         for request in asked:
             try:
-                self._check(request, state)  # again: what it repeats may have been refused meanwhile
+                await self._judge(request, state)  # again: what it repeats may have been refused meanwhile
             except BraidError as error:
                 group.remove(request)
                 self._refuse([request], error)
@@ -280,11 +331,12 @@ class MetadataPendingAckStore:
             return
         state.is_decided = True
         state.header = header
+        self._tell()
         self._kick(root, state)
 
     async def _materialise_at_last(self, root: TxnId, state: AckRoot) -> None:
         delay = FIRST_RETRY_SECONDS
-        while True:
+        while not (self._is_closed or self._is_resetting):  # a reset waits for this, and does it itself
             try:
                 await self._materialise(root, state)
                 return
@@ -293,14 +345,14 @@ class MetadataPendingAckStore:
                 return
             except BraidError as error:
                 log.warning("the acknowledgments of %s in %s wait: %s", root, self._named, error)
-            if self._is_closed:
-                return
             await self._clock.sleep(delay)
             delay = min(delay * 2, LAST_RETRY_SECONDS)
 
     async def _materialise(self, root: TxnId, state: AckRoot) -> None:
         """Apply a decision. Idempotent: it begins with what the store has."""
         listed = await self._listed(root)
+        if any(op.key not in state.accepted for op in listed):
+            await self._cursor.check_owner()  # else they may be what a later owner accepted and has not applied yet
         async with step("txn-ack:apply"):
             is_applied = apply_ops(self._cursor, [op for op in listed if op.key in state.accepted], state.header)
         if is_applied:
@@ -319,6 +371,7 @@ class MetadataPendingAckStore:
         gone = [hold for txn in state.txns for hold in self.holds.forget(txn)]
         if self._roots.get(root) is state:
             del self._roots[root]
+        self._tell()
         self._decisions.release(root, self._decided)
         released = sorted({hold.position for hold in gone if self._is_open(hold)})
         self._listener.settled(sorted({hold.position for hold in gone} - set(released)), released)
@@ -363,6 +416,8 @@ class MetadataPendingAckStore:
         for op in await self._store.acks_in(self.segment, self.subscription):
             if op.txn.root not in self._roots:
                 strays.setdefault(op.txn.root, []).append(op)
+        if strays:
+            await self._cursor.check_owner()  # else they may be what a later owner accepted
         for root, ops in strays.items():
             found = await self._store.header(root, fresh=True)
             if root not in self._roots and (found is None or not found.value.is_open):
@@ -374,6 +429,7 @@ class MetadataPendingAckStore:
         """While this lasts the cursor may be set anew: decided transactions are materialised before, and what the open ones
         hold is gone afterwards (the reset wins). If the reset fails, everything stays held."""
         self._is_resetting = True
+        self._tell()
         try:
             while workers := [state.worker for state in self._roots.values() if state.worker is not None]:
                 await asyncio.wait(workers)
@@ -383,11 +439,13 @@ class MetadataPendingAckStore:
                 found = await self._store.header(root, fresh=True)
                 if found is None or not found.value.is_open:
                     state.is_decided, state.header = True, None if found is None else found.value
-                    await self._materialise(root, state)
+                    try:
+                        await self._materialise(root, state)
+                    except NotReady as error:  # more gaps than are stored: the reset is the end of these, and of the ops
+                        log.info("%s is reset although %s is not materialised: %s", self._named, root, error)
             yield
             async with step("txn-ack:reset"):
-                for op in await self._store.acks_in(self.segment, self.subscription):
-                    await self._store.delete_op(op)
+                await self._store.purge_subscription(self.segment, self.subscription, self._cursor.check_owner)
             for root in list(self._roots):
                 self._decisions.release(root, self._decided)
             self._roots.clear()
@@ -400,6 +458,7 @@ class MetadataPendingAckStore:
     def close(self) -> None:
         """Hold and decide nothing more; the store has what the next owner needs."""
         self._is_closed = True
+        self._tell()
         for root, state in self._roots.items():
             self._decisions.release(root, self._decided)
             answer(state.queue, self._closing())

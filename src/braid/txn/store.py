@@ -225,9 +225,12 @@ class TransactionStore:
 
     # Ends of topics and subscriptions.
 
-    async def purge_subscription(self, segment: str, subscription: str) -> None:
-        """The subscription is gone: so are the acknowledgments it would have got."""
-        await self._delete_all(await self.acks_in(segment, subscription))
+    async def purge_subscription(self, segment: str, subscription: str, check_owner: Callable[[], Awaitable[None]]) -> None:
+        """The subscription is gone, or was reset: so are the acknowledgments it would have got. `check_owner` is asked after
+        they were listed, so that none of them is one that a later owner of the log accepted."""
+        if ops := await self.acks_in(segment, subscription):
+            await check_owner()
+            await self._delete_all(ops)
 
     async def purge_segment(self, segment: str, living: Callable[[], Awaitable[str | None]]) -> None:
         """The log is gone: its ops and its aborted records go too. There may be another one of that name already; `living` is

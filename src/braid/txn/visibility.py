@@ -7,10 +7,13 @@ transactions, the aborted ones go when their entries are trimmed.
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from braid.model.positions import LATEST, Position
 from braid.model.txn import TxnId
+
+SPARE = 64
+"""Pins that were lifted and may still be in the order, besides as many as there are."""
 
 
 class Visibility:
@@ -62,5 +65,8 @@ class Visibility:
         order, pins = self._order, self._pins
         while order and pins.get(order[0][1]) != order[0][0]:
             heappop(order)
+        if len(order) > 2 * len(pins) + SPARE:  # behind a pin that stays, the others come and go
+            order[:] = [(limit, root) for root, limit in pins.items()]
+            heapify(order)
         self.max_read_position = order[0][0] if order else LATEST
         self.hides = bool(pins or self.aborted)

@@ -72,6 +72,11 @@ async def test_what_is_refused(broker: InProcessBroker, admin: AdminClient) -> N
             await call("topic")
     with pytest.raises(InvalidArgument, match="negative"):
         await admin.transactions.list(min_age=timedelta(milliseconds=-1))
+    for age in (5, "5m"):
+        with pytest.raises(InvalidArgument, match="is no timedelta"):
+            await admin.transactions.list(min_age=age)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=r"From 1 to 10000 .* not 'ten'"):
+        await admin.transactions.list(limit="ten")  # type: ignore[arg-type]
     for limit in (0, -1, 10_001):
         with pytest.raises(InvalidArgument, match="From 1 to 10000"):
             await admin.transactions.list(limit=limit)

@@ -21,7 +21,7 @@ from braid.client.checkpoints import Checkpoint
 from braid.client.config import ClientConfig
 from braid.client.dead_letters import DeadLetterPolicy
 from braid.client.messages import EARLIEST
-from braid.errors import Closed, ConfigError, ConnectFailed, DeadlineExceeded, InvalidArgument
+from braid.errors import Closed, ConfigError, ConnectFailed, DeadlineExceeded, InvalidArgument, TransactionConflict
 from braid.testing.broker import BackgroundBroker
 
 NUMBERS = itertools.count()
@@ -293,3 +293,14 @@ def test_calls_under_way_end_with_the_thread() -> None:
     waiting.join(10)
     assert len(outcome) == 1
     thread.close()
+
+
+def test_a_transaction_block_under_which_the_client_is_closed_raises(broker: BackgroundBroker) -> None:
+    client = blocking.connect(broker.service_url)
+    with pytest.raises(TransactionConflict, match="The client was closed before"), client.transaction():
+        client.close()
+    client = blocking.connect(broker.service_url)
+    with client.transaction() as txn:
+        txn.commit()
+        client.close()
+    assert txn.state == "COMMITTED"

@@ -19,6 +19,7 @@ from braid.errors import (
     NotAllowed,
     NotReady,
     TransactionConflict,
+    TransactionCoordinatorNotFound,
     TransactionNotFound,
 )
 from braid.model.txn import TxnId
@@ -107,6 +108,20 @@ async def test_coordinators_that_are_not_ready_are_waited_for(client: Client, to
     assert (await beginning).state == "OPEN"
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_coordinator_that_does_not_exist_is_not_waited_for(
+    client: Client, topic: ScriptedTopic, is_known: bool
+) -> None:
+    topic.transactions.count = 4
+    if is_known:
+        await client.begin_transaction()
+    topic.transactions.answers = [TransactionCoordinatorNotFound("Not here.")] * 2
+    with pytest.raises(TransactionNotFound, match="coordinator 4; this cluster has coordinators 0 to 3"):
+        await Transaction(client, TxnId(4, 1 << 20)).commit()
+    topic.transactions.answers = [TransactionCoordinatorNotFound("Being elected.")]
+    await Transaction(client, TxnId(3, 1 << 20)).commit()
+
+
 # Ending.
 
 
@@ -157,6 +172,18 @@ async def test_an_end_that_nobody_ever_answers_is_unknown_and_can_be_tried_again
         assert txn.state == "UNKNOWN"
         await txn.commit()
         assert repr(txn) == f"<transaction {txn.id} COMMITTED>"
+
+
+async def test_an_abort_that_nobody_answers_does_not_speak_of_a_commit(topic: ScriptedTopic) -> None:
+    config = ClientConfig(backoff_initial=0.005, backoff_max=0.02, operation_timeout=0.3)
+    async with braid.connect(topic.url, config=config) as client:
+        txn = await client.begin_transaction()
+        topic.transactions.answers = ["silent"]
+        with pytest.raises(DeadlineExceeded, match=r"not known to be aborted.*call abort\(\) again") as raised:
+            await txn.abort()
+        assert "commit" not in str(raised.value)
+        await txn.abort()
+        assert txn.state == "ABORTED"
 
 
 async def test_an_unknown_commit_that_was_one_cannot_be_aborted(topic: ScriptedTopic) -> None:
@@ -277,16 +304,39 @@ async def test_a_block_whose_transaction_was_aborted_under_it_raises(client: Cli
     assert isinstance(raised.value.__cause__, NotReady)
 
 
+async def test_a_block_under_which_the_client_is_closed_raises(topic: ScriptedTopic) -> None:
+    client = await braid.connect(topic.url, config=QUICK).__aenter__()
+    with pytest.raises(TransactionConflict, match="The client was closed before") as raised:
+        async with client.transaction() as txn:
+            await client.close()
+    assert isinstance(raised.value.__cause__, Closed)
+    assert topic.transactions.ended == [(txn.id, "ABORT")]
+
+
+async def test_after_the_client_was_closed_without_a_connection_nothing_is_ended(topic: ScriptedTopic) -> None:
+    client = await braid.connect(topic.url, config=QUICK).__aenter__()
+    with pytest.raises(Closed, match="The client was closed before"):
+        async with client.transaction() as txn:
+            topic.crash()
+            await until(lambda: not client.is_connected)
+            await client.close()
+    for end in (txn.commit, txn.abort):
+        for _ in range(2):
+            with pytest.raises(Closed, match="The client was closed before"):
+                await end()
+
+
 # Input.
 
 
-@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), "5", True, 1e30])
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), "5", True, 1e30, 10**400])
 async def test_an_absurd_timeout_is_refused(client: Client, topic: ScriptedTopic, timeout: float) -> None:
     with pytest.raises(InvalidArgument, match="timeout="):
         await client.begin_transaction(timeout=timeout)
-    with pytest.raises(InvalidArgument, match="timeout="):
+    with pytest.raises(InvalidArgument, match=r"above 0, up to .*max_timeout_seconds") as raised:
         async with client.transaction(timeout=timeout):
             pass
+    assert len(str(raised.value)) < 300
     assert not topic.transactions.begun
 
 
@@ -299,7 +349,7 @@ async def test_the_default_timeout_is_an_option(topic: ScriptedTopic) -> None:
 
 async def test_what_is_no_transaction_is_refused(client: Client, topic: ScriptedTopic) -> None:
     producer = await client.producer(TOPIC)
-    for wrong in (5, "1_1048576", TxnId(1, 1 << 20), object()):
+    for wrong in (5, "1_1048576", TxnId(1, 1 << 20), object(), client.transaction()):
         with pytest.raises(InvalidArgument, match="txn="):
             await producer.send(b"x", txn=wrong)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument, match="txn="):

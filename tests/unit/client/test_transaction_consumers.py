@@ -305,7 +305,7 @@ async def test_losing_a_segment_aborts_the_transaction_that_acknowledged_it(brok
             await one.acknowledge_cumulative(batch[-1], txn=txn, wait=True)
             async with client.stream_consumer(IN, "s", name="two") as two:
                 await until(lambda: txn.state == "ABORTED")
-                with pytest.raises(TransactionConflict, match="went to another consumer"):
+                with pytest.raises(TransactionConflict, match=r"was taken away .*another consumer"):
                     await txn.commit()
                 seen: list[Message] = []
                 while len(seen) < 40:
@@ -543,6 +543,9 @@ async def test_what_cannot_win_or_decide(client: Client) -> None:
         with pytest.raises(InvalidArgument, match="winner"):
             await decider.decide([wrong])  # type: ignore[list-item]
     sub = await decider.sub()
+    for no_list in (None, 1, "1", sub):
+        with pytest.raises(InvalidArgument, match=r"winners=.* give a list"):
+            await decider.decide(no_list)  # type: ignore[arg-type]
     for named in ("x", sub.id, 5, "1"):
         with pytest.raises(InvalidArgument):
             client.join_decider(named)  # type: ignore[arg-type]

@@ -337,6 +337,39 @@ async def test_a_late_former_owner_does_not_lower_what_the_next_one_wrote_down(r
     await second.close()
 
 
+@pytest.mark.inv("INV12", "INV13")
+async def test_a_record_of_a_late_former_owner_is_made_to_reach_as_far_as_the_ops(rivals: tuple[Bench, Bench]) -> None:
+    """It knows nothing of the next owner's entries, and the next owner ends before it has written anything down."""
+    late, bench = rivals
+    log = Log()
+    txn = await bench.begin()
+    first = Owner(late, log)
+    await first.append(txn)
+    bench.faulty.faults.watch_drop = 1.0
+    second = Owner(bench, log)
+    await second.buffer.recover()
+    await second.append(None, 3)
+    await second.append(txn)
+    await bench.coordinator.end(txn, commit=False)
+    first.decisions.start()
+    await first.settle()
+    assert await aborted(bench) == {txn: "7:0"}
+    await second.close()
+    third = Owner(bench, log)
+    await third.buffer.recover()
+    third.decisions.start()
+    await third.settle()
+    assert await aborted(bench) == {txn: "7:4"}
+    assert await bench.store.writes_in(SEGMENT) == []
+    log.first = 3
+    third.buffer.prune()
+    await third.settle()
+    assert third.visible() == [1, 2, 3]
+    assert third.buffer.visibility.prunable(Position(7, 5)) == [txn]
+    await first.close()
+    await third.close()
+
+
 @pytest.mark.inv("INV5")
 async def test_the_owner_of_a_deleted_log_does_not_touch_the_records_of_the_next_one(rivals: tuple[Bench, Bench]) -> None:
     late, bench = rivals

@@ -7,6 +7,7 @@ from tests.unit.txn.coordination_bench import Bench, brokers
 
 from braid.model.txn import TxnId
 from braid.testing.conformance.metadata_world import until
+from braid.txn import records
 from braid.txn.decisions import Decisions
 from braid.txn.records import TxnHeader
 
@@ -189,3 +190,17 @@ async def test_nobody_is_told_after_the_end(bench: Bench) -> None:
     await bench.coordinator.end(txn, commit=True)
     await bench.world.advance(2 * RECONCILE)
     assert listener.told == []
+
+
+@pytest.mark.inv("INV15")
+async def test_a_header_that_cannot_be_read_keeps_no_other_from_being_told(bench: Bench, decisions: Decisions) -> None:
+    bench.faulty.faults.watch_drop = 1.0
+    broken, txn = await bench.begin(), await bench.begin()
+    listener = Listener()
+    for root in (broken, txn):
+        decisions.hold(root, listener)
+    await bench.world.advance(0)
+    await bench.coordinator.end(txn, commit=True)
+    await bench.faulty.inner.put(records.header_key(broken), b"not a header", partition=str(broken))
+    await bench.world.advance(1.1)
+    assert listener.told == [(txn, "COMMITTED")]

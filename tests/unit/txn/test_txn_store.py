@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.unit.txn.coordination_bench import SEGMENT, Bench, ack, brokers, write
 
-from braid.errors import BraidError, VersionConflict
+from braid.errors import BraidError, LedgerFenced, VersionConflict
 from braid.metadata.api import IndexSpan, MetadataStore, Put, Span, Synced
 from braid.metadata.backends import embedded, memory
 from braid.metadata.engine import Engine
@@ -258,7 +258,17 @@ async def test_purging_a_subscription_and_a_segment_touches_nothing_else(bench: 
         await bench.store.append_op(ROOT, ack("s", segment))
         await bench.store.append_op(ROOT, ack("t", segment))
         await bench.store.put_aborted(segment, ROOT, AbortedTxn(last="1:1"))
-    await bench.store.purge_subscription(SEGMENT, "s")
+    is_owner = False
+
+    async def check_owner() -> None:
+        if not is_owner:
+            raise LedgerFenced("The log was taken over.")
+
+    with pytest.raises(LedgerFenced):
+        await bench.store.purge_subscription(SEGMENT, "s", check_owner)
+    assert len(await bench.store.acks_in(SEGMENT, "s")) == 1
+    is_owner = True
+    await bench.store.purge_subscription(SEGMENT, "s", check_owner)
     assert [op.op.subscription for op in await bench.store.all_acks_in(SEGMENT)] == ["t"]
     incarnation: str | None = "a1"
 

@@ -86,3 +86,17 @@ def test_any_order_of_events_gives_the_lowest_pin(actions: list[tuple[str, int, 
             aborted.discard(txn)
         assert seen.max_read_position == min(pins.values(), default=LATEST)
         assert seen.hides == bool(pins or aborted) and set(seen.aborted) == aborted
+
+
+def test_a_pin_that_stays_lets_nothing_pile_up_behind_it() -> None:
+    seen = Visibility()
+    seen.pin(A, Position(1, 0))
+    for number in range(10_000):
+        root = TxnId.of(2, number + 1)
+        seen.pin(root, Position(1, number + 1))
+        seen.unpin(root)
+    assert seen.max_read_position == Position(1, 0)
+    assert len(seen._order) < 200
+    seen.pin(B, Position(1, 7))
+    seen.unpin(A)
+    assert seen.max_read_position == Position(1, 7)

@@ -12,12 +12,13 @@ from typing import Any
 
 import msgspec
 
+from braid.broker.bundles import lock_key
 from braid.errors import BraidError, Closed
 from braid.model.names import TopicName
 from braid.runtime.env import Random
 from braid.testing.sim.layouts import is_controller, topic_records
 from braid.testing.sim.loop import Node
-from braid.testing.sim.txn_faults import attempt, strike
+from braid.testing.sim.txn_faults import attempt
 from braid.testing.sim.txn_notes import coordinators, open_transactions
 from braid.testing.sim.world import PORT, SESSION_SECONDS, Broker, World
 
@@ -30,9 +31,9 @@ ALLOCATOR = ("low-ledger-id",)
 LEADERS = ("kill-leader", "pause-leader", "expire-leader", "late-call", "part-brokers", "clog-brokers")
 """Faults that aim at the leaders of scalable topics and at what brokers ask of each other."""
 OWNERSHIP = ("unload", "drain", "usurp")
-TRANSACTIONS = ("kill-coordinator", "pause-coordinator", "abort-open", "pause-client", "txn-step")
-"""Faults that aim at transactions: their coordinators, an operator who aborts one, clients that wake up too late, and something
-that happens between two steps of a write, an acknowledgment or its materialisation."""
+TRANSACTIONS = ("kill-coordinator", "pause-coordinator", "abort-open", "pause-client", "lock-loss")
+"""Faults that aim at transactions: their coordinators, an operator who aborts one, clients that wake up too late, two owners of
+one log."""
 
 
 class Nemesis:
@@ -94,7 +95,7 @@ class Nemesis:
             "pause-coordinator": lambda: self._pause(self._rng.uniform(0.2, 6.0), self._coordinator()),
             "abort-open": self._abort_open,
             "pause-client": self._pause_client,
-            "txn-step": self._txn_step,
+            "lock-loss": self._lock_loss,
         }
         world.history.add("world", "info", "swarm", [list(self.enabled), self._pace])
 
@@ -124,7 +125,8 @@ class Nemesis:
         await world.settle()
         world.history.add("world", "info", "healed")
 
-    def _note(self, name: str, *details: Any) -> None:
+    def note(self, name: str, *details: Any) -> None:
+        """Write down a fault that is about to happen."""
         self.count += 1
         self._world.fault(name, *details)
 
@@ -136,13 +138,13 @@ class Nemesis:
     def _reset(self) -> None:
         if ends := self._world.fabric.ends():
             end = self._rng.choice(ends)
-            self._note("reset", end.host, end.peer.host)
+            self.note("reset", end.host, end.peer.host)
             end.reset()
 
     def _half_open(self) -> None:
         if ends := self._world.fabric.ends():
             end = self._rng.choice(ends)
-            self._note("half-open", end.host, end.peer.host)
+            self.note("half-open", end.host, end.peer.host)
             end.vanish()
 
     def _pair(self) -> tuple[str, str]:
@@ -156,13 +158,13 @@ class Nemesis:
 
     def _partition(self, chosen: tuple[str, str] | None = None) -> None:
         pair, seconds = chosen or self._pair(), self._rng.uniform(0.1, 12.0)
-        self._note("partition", *pair, round(seconds, 3))
+        self.note("partition", *pair, round(seconds, 3))
         self._world.fabric.cut(*pair)
         self._later(seconds, self._world.fabric.heal, *pair)
 
     def _clog(self, chosen: tuple[str, str] | None = None) -> None:
         pair, late = chosen or self._pair(), self._rng.uniform(0.05, 2.0)
-        self._note("clog", *pair, round(late, 3))
+        self.note("clog", *pair, round(late, 3))
         self._world.fabric.clog(*pair, late)
         self._later(self._rng.uniform(0.5, 6.0), self._world.fabric.clog, *pair, 0.0)
 
@@ -183,7 +185,7 @@ class Nemesis:
     async def _kill(self, chosen: int | None = None) -> None:
         number = self._broker() if chosen is None else chosen
         silently = self._rng.random() < 0.3
-        self._note("kill", number, silently)
+        self.note("kill", number, silently)
         self._world.kill(number, silently=silently)
         await asyncio.sleep(self._rng.uniform(0.0, 3.0))
         if self._world.brokers[number].node.is_dead and not self._world.is_rebooting:
@@ -205,7 +207,7 @@ class Nemesis:
         if not caught.done():
             return
         leader, callee = map(self._find, caught.result())
-        self._note("late-call", leader.number, callee.number)
+        self.note("late-call", leader.number, callee.number)
         await asyncio.sleep(self._rng.uniform(0.1, 0.5))  # the request is there, unread
         terms = self._terms()
         world.kill(leader.number)
@@ -228,13 +230,13 @@ class Nemesis:
         node = self._rng.choice(self._pausable()) if chosen is None else self._world.brokers[chosen].node
         if node.is_paused or node.is_dead:
             return
-        self._note("pause", node.name, round(seconds, 3))
+        self.note("pause", node.name, round(seconds, 3))
         node.is_paused = True
         self._later(seconds, self._world.resume_node, node)
 
     def _client_crash(self) -> None:
         name = self._rng.choice(self._clients())
-        self._note("client-crash", name)
+        self.note("client-crash", name)
         self._crash(name)
 
     # Transactions
@@ -250,7 +252,7 @@ class Nemesis:
         found = open_transactions(self._world.engine.tables.rows)
         if found and broker.is_up and not broker.node.is_paused:
             txn = self._rng.choice(found)
-            self._note("abort-open", broker.number, str(txn))
+            self.note("abort-open", broker.number, str(txn))
             coordinator = broker.service.transactions.coordinator
             self._world.spawn(broker.node, attempt(coordinator.end(txn, commit=False)), "abort")
 
@@ -259,28 +261,25 @@ class Nemesis:
         if node is None or node.is_paused or node.is_dead:
             return
         seconds = self._rng.uniform(0.5, 9.0)
-        self._note("pause", node.name, round(seconds, 3))
+        self.note("pause", node.name, round(seconds, 3))
         node.is_paused = True
         self._later(seconds, self._world.resume_node, node)
-
-    async def _txn_step(self) -> None:
-        await strike(self._world, self._rng, self._note)
 
     # Storage
 
     async def _power_cut(self) -> None:
         if not self._world.is_rebooting:
-            self._note("power-cut")
+            self.note("power-cut")
             await self._world.power_cut()
 
     def _stall(self) -> None:
         seconds = self._rng.uniform(0.05, 3.0)
-        self._note("disk-stall", round(seconds, 3))
+        self.note("disk-stall", round(seconds, 3))
         self._world.speed.stall_until = self._world.loop.time() + seconds
 
     def _disk_full(self) -> None:
         disk = self._world.disk
-        self._note("disk-full")
+        self.note("disk-full")
         disk.capacity = disk.used_bytes() + self._rng.randint(0, 3000)
         self._later(self._rng.uniform(0.2, 5.0), self._room_again)
 
@@ -290,13 +289,13 @@ class Nemesis:
     def _disk_error(self, operation: Any, code: int) -> None:
         if self._rng.random() < 0.3:  # the whole process ends each time: not too often
             name = self._rng.choice(("journal-", "metadata.log", ""))
-            self._note("disk-error", operation, name)
+            self.note("disk-error", operation, name)
             self._world.disk.fail(operation, name, code)
 
     # The metadata store and the allocator
 
     def _trouble(self, **strengths: float) -> None:
-        self._note("store", *strengths)
+        self.note("store", *strengths)
         for what, strength in strengths.items():
             setattr(self._world.trouble, what, strength)
         self._later(self._rng.uniform(0.2, 6.0), self._world.trouble.clear)
@@ -304,7 +303,7 @@ class Nemesis:
     def _low_id(self) -> None:
         broker = self._world.brokers[self._broker()]
         if broker.is_up:
-            self._note("low-ledger-id")
+            self.note("low-ledger-id")
             broker.ledgers.low_ids = True
 
     # Ownership
@@ -321,7 +320,7 @@ class Nemesis:
         namespace, bundle = self._rng.choice(owned)
         others = [f"broker-{each.number}:{PORT}" for each in self._world.brokers if each is not broker]
         destination = self._rng.choice(others) if others and self._rng.random() < 0.5 else None
-        self._note("unload", broker.number, str(bundle), destination)
+        self.note("unload", broker.number, str(bundle), destination)
         self._world.spawn(broker.node, attempt(ownership.unload(namespace, bundle, destination=destination)), "unload")
 
     def _usurp(self) -> None:
@@ -330,15 +329,29 @@ class Nemesis:
         topics = sorted(broker.service.topics) if broker.is_up else []
         if topics:
             name = TopicName.parse(self._rng.choice(topics)).managed_ledger_name
-            self._note("usurp", broker.number, name)
+            self.note("usurp", broker.number, name)
             self._world.usurp(name)
+
+    def _lock_loss(self) -> None:
+        """The records vanish that say what a broker serves, and it is told late: others take over while it goes on."""
+        broker = self._world.brokers[self._broker()]
+        if not broker.is_up or broker.node.is_paused or len(self._world.brokers) == 1:
+            return
+        self._trouble(watch_lag=self._rng.uniform(1.0, 6.0))
+        for namespace, bundles in broker.service.ownership.owned().items():
+            for bundle in bundles:
+                self.note("lock-loss", broker.number, str(bundle))
+                self._world.spawn(broker.node, attempt(self._forget(lock_key(namespace, bundle))), "lock-loss")
+
+    async def _forget(self, key: str) -> None:
+        await self._world.engine.delete(key, None, None)
 
     def _drain(self) -> None:
         """A broker gives everything away and, after a while, takes part again."""
         broker = self._world.brokers[self._broker()]
         if not broker.is_up or broker.node.is_paused or len(self._world.brokers) == 1:
             return
-        self._note("drain", broker.number)
+        self.note("drain", broker.number)
         ownership = broker.service.ownership
         self._world.spawn(broker.node, attempt(ownership.drain()), "drain")
 

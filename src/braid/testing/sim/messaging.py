@@ -17,6 +17,7 @@ from braid.ledger.backends.local.recovery import LEDGER_FOLDER
 from braid.runtime.env import Random
 from braid.testing.sim import checkers, faults
 from braid.testing.sim.checkers import Violation
+from braid.testing.sim.faults import Nemesis
 from braid.testing.sim.loop import Node, SimLoop
 from braid.testing.sim.ports import START_MS
 from braid.testing.sim.processes import ConsumerProcess, Process, ProducerProcess, close_quietly, read_payload
@@ -60,7 +61,7 @@ class Messaging:
         """How long everything works before."""
         self.possible: tuple[str, ...] = FAULTS
         self.processes: list[Process] = []
-        self.nemesis: faults.Nemesis | None = None
+        self.nemesis: Nemesis | None = None
         for number in range(6):
             if rng.random() < 0.3:
                 self.world.skew_ms[f"p{number}"] = rng.choice((-600_000, -10_000, 10_000, 600_000))
@@ -88,7 +89,7 @@ class Messaging:
         await world.start()
         await self.prepare()
         self.add_processes()
-        self.nemesis = faults.Nemesis(
+        self.nemesis = Nemesis(
             world,
             self.rng,
             self.possible,
@@ -99,7 +100,7 @@ class Messaging:
         for process in self.processes:
             process.start()
         await asyncio.sleep(self.peace)
-        await self.nemesis.run(self.seconds)
+        await self.disturb(self.nemesis)
         await self.nemesis.heal()
         await self.finish()
         await self.drain()
@@ -111,6 +112,10 @@ class Messaging:
     async def prepare(self) -> None:
         """In peace, before anything happens."""
         await self.on_node("keeper", self._subscribe_all)
+
+    async def disturb(self, nemesis: Nemesis) -> None:
+        """Break things for as long as this run does."""
+        await nemesis.run(self.seconds)
 
     async def finish(self) -> None:
         """Let end what was begun, now that nothing breaks any more."""

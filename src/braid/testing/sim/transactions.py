@@ -17,13 +17,15 @@ from braid.runtime.env import Random
 from braid.testing.sim import checkers, dag_checkers, faults, txn_checkers
 from braid.testing.sim.administrators import Administrator, Churn
 from braid.testing.sim.checkers import Violation
+from braid.testing.sim.faults import Nemesis
 from braid.testing.sim.history import Event
 from braid.testing.sim.isolation import isolation
 from braid.testing.sim.layouts import outside
-from braid.testing.sim.loop import SimLoop
+from braid.testing.sim.loop import Node, SimLoop
 from braid.testing.sim.messaging import BOUNDS, FAULTS, HEALING, KEEPER, Messaging
 from braid.testing.sim.processes import read_payload
 from braid.testing.sim.scalable_processes import LaneProducer, QueueProcess, StreamProcess
+from braid.testing.sim.txn_faults import strike_again
 from braid.testing.sim.txn_notes import left_of_transactions
 from braid.testing.sim.txn_processes import (
     PEACEFUL,
@@ -60,7 +62,7 @@ class Transactional(Messaging):
     def __init__(self, seed: int, loop: SimLoop, rng: Random) -> None:
         super().__init__(seed, loop, rng, deduplication=rng.random() < 0.5)
         self.is_scalable = seed % 2 == 1
-        self.possible = (*FAULTS, *faults.TRANSACTIONS * 3, *(faults.LEADERS if self.is_scalable else ()))
+        self.possible = (*FAULTS, *faults.TRANSACTIONS, *(faults.LEADERS if self.is_scalable else ()))
         self.seconds = rng.uniform(8.0, 20.0)
         self.peace = rng.choice((0.0, 3.0))
         self.states = [self._name(f"state-{number}") for number in range(2)]
@@ -113,6 +115,18 @@ class Transactional(Messaging):
             count = self.history.invoke(ORIGIN, "send", value)
             place = await producers[number % len(producers)].send(f"{ORIGIN}/{name}/{number}/{content}".encode(), key=name)
             self.history.add(ORIGIN, "ok", "send", [*value, str(place)], number=count)
+
+    async def disturb(self, nemesis: Nemesis) -> None:
+        rng = Random(self.rng.random())
+        pace = rng.choice((1.0, 3.0, 1e9))
+
+        def nodes() -> list[Node]:
+            return [each.node for each in self.processes if isinstance(each, TxnProcess)]
+
+        ambush = asyncio.get_running_loop().create_task(strike_again(self.world, rng, nemesis.note, nodes, pace))
+        await super().disturb(nemesis)
+        ambush.cancel()
+        await asyncio.wait([ambush])
 
     async def finish(self) -> None:
         if self.churn is not None:

@@ -12,7 +12,7 @@ from typing import Any
 from braid.errors import BraidError, Closed
 from braid.runtime.env import Random
 from braid.runtime.plans import Moment, watching
-from braid.testing.sim.loop import NODE, WORLD, on
+from braid.testing.sim.loop import NODE, WORLD, Node, on
 from braid.testing.sim.txn_notes import open_transactions
 from braid.testing.sim.world import SESSION_SECONDS, World
 
@@ -31,16 +31,29 @@ STEPS = (
     ("txn-ack:delete-ops", "before"),
     ("txn-ack:delete-ops", "after"),
 )
-DEEDS = ("kill", "pause", "pause", "abort", "abort")
+FIRST_STEPS = (("txn-write:op", "before"), ("txn-ack:op", "before"))
+"""Where somebody stops who does not know yet that another one owns the log."""
+DEEDS = ("kill", "pause", "abort", "abort", "freeze")
 HOLD_SECONDS = 0.2
 """How long a step waits while what is open is aborted."""
 
 
-async def strike(world: World, rng: Random, note: Callable[..., None]) -> None:
-    """The next broker that comes to a certain step dies there, or is paused, or an operator aborts what is open meanwhile."""
-    wanted = rng.choice(STEPS)
+async def strike_again(
+    world: World, rng: Random, note: Callable[..., None], clients: Callable[[], list[Node]], pace: float
+) -> None:
+    """Until it is cancelled, every `pace` seconds or so."""
+    while True:
+        await asyncio.sleep(rng.expovariate(1 / pace))
+        await strike(world, rng, note, clients)
+
+
+async def strike(world: World, rng: Random, note: Callable[..., None], clients: Callable[[], list[Node]]) -> None:
+    """The next broker that comes to a certain step dies there, or is paused, or an operator aborts what is open meanwhile. Or
+    it is paused together with some clients, who find out as late as it does that it has lost everything."""
     deed = rng.choice(DEEDS)
-    seconds = rng.choice((rng.uniform(0.05, 2.0), SESSION_SECONDS * rng.uniform(1.0, 1.6)))
+    wanted = rng.choice(FIRST_STEPS if deed == "freeze" else STEPS)
+    late = SESSION_SECONDS * rng.uniform(1.0, 1.6)
+    seconds = rng.choice((rng.uniform(0.05, 2.0), late))
     caught: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def ambush(name: str, moment: Moment) -> None:
@@ -52,9 +65,12 @@ async def strike(world: World, rng: Random, note: Callable[..., None]) -> None:
         if deed == "kill":
             world.kill(broker.number)
         elif deed == "pause":
-            broker.node.is_paused = True
-            with on(WORLD):  # what a paused node has planned waits too
-                world.loop.call_later(seconds, world.resume_node, broker.node)
+            _pause(world, broker.node, seconds)
+        elif deed == "freeze":
+            _pause(world, broker.node, late)
+            for node in clients():
+                if rng.random() < 0.5 and not node.is_dead:
+                    _pause(world, node, late + rng.uniform(-0.5, 1.0))
         else:
             coordinator = broker.service.transactions.coordinator
             for txn in open_transactions(world.engine.tables.rows):
@@ -69,6 +85,12 @@ async def strike(world: World, rng: Random, note: Callable[..., None]) -> None:
         number = caught.result()
         if world.brokers[number].node.is_dead and not world.is_rebooting:
             await world.restart(number)
+
+
+def _pause(world: World, node: Node, seconds: float) -> None:
+    node.is_paused = True
+    with on(WORLD):  # what a paused node has planned waits too
+        world.loop.call_later(seconds, world.resume_node, node)
 
 
 async def attempt(work: Coroutine[Any, Any, Any]) -> None:
