@@ -103,9 +103,7 @@ class Topic(TopicProducers):
         for name, cursor in managed.cursors.items():
             if name not in names.RESERVED_SUBSCRIPTIONS:
                 self.subscriptions[name] = Subscription(self, name, cursor, is_durable=True)
-        await recover_all(
-            shared.store, str(self.name), self._pending_acks(), managed.check_owner, self.tasks, self.clock
-        )
+        await recover_all(shared.store, str(self.name), self._pending_acks(), managed.check_owner, self.tasks, self.clock)
         await self.set_deduplication(deduplicate)
 
     async def set_deduplication(self, enabled: bool) -> None:
@@ -366,9 +364,7 @@ class Topic(TopicProducers):
             subscription.pending_acks.close()
             await subscription.pending_acks.drain()  # an op that is written later would be another subscription's of that name
         try:
-            await self.service.transactions.store.purge_subscription(
-                str(self.name), subscription.name, self.log.check_owner
-            )
+            await self.service.transactions.store.purge_subscription(str(self.name), subscription.name, self.log.check_owner)
         except BraidError as error:  # they count for nothing, and go when the name is used or the topic is loaded again
             log.warning("acknowledgments of transactions in %s of %s are left: %s", subscription.name, self.name, error)
 
@@ -424,8 +420,8 @@ class Topic(TopicProducers):
         """Disconnect clients, make cursors durable, release the log."""
         self.disconnect_all()
         self.let_go()
-        for pending in self._pending_acks().values():
-            await pending.drain()
+        if accepting := [pending for pending in self._pending_acks().values() if pending.is_accepting]:
+            await asyncio.gather(*(pending.drain() for pending in accepting))  # one after the other may take minutes
         await self.tasks.close()
         if self.dedup is not None:
             await self.dedup.close()

@@ -464,6 +464,11 @@ class MetadataPendingAckStore:
             answer(state.queue, self._closing())
             state.queue = []
 
+    @property
+    def is_accepting(self) -> bool:
+        """Whether `drain` would wait."""
+        return any(each.worker is not None and each.is_accepting for each in self._roots.values())
+
     async def drain(self) -> None:
         """After `close`: wait, for a while, until no ack is between its op and its answer, so that a refused one leaves
         nothing behind that the next owner would take for accepted."""

@@ -6,17 +6,20 @@ Owns the conditions of each write (a header is created absent and changed by ver
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 
 import msgspec
 
-from braid.errors import VersionConflict
+from braid.errors import StoreMismatch, VersionConflict
 from braid.metadata.api import ABSENT, IndexSpan, MetadataStore, Record, Span
 from braid.model.txn import TxnId
 from braid.runtime.clock import Clock
 from braid.txn import records
 from braid.txn.counters import TxnCounters as TxnCounters
 from braid.txn.records import AbortedTxn, SerialBlock, TxnHeader, TxnOp
+
+log = logging.getLogger(__name__)
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -108,7 +111,12 @@ class TransactionStore:
 
     async def _headers(self, span: IndexSpan, limit: int | None = None) -> AsyncIterator[Header]:
         async for record in self.metadata.scan(span, limit=limit, fresh=True):
-            yield _header(record)
+            try:
+                header = _header(record)
+            except StoreMismatch as error:  # of another version, perhaps: the others have their deadlines nevertheless
+                log.error("a transaction is left as it is: %s", error)
+                continue
+            yield header
 
     async def reserve_serials(self, coordinator: int, count: int) -> int:
         """Take a block of serials; the first of them. Raises VersionConflict if another broker took one at the same time, and

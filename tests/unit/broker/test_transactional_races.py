@@ -15,6 +15,7 @@ from braid.model.names import TopicName
 from braid.model.positions import LATEST
 from braid.runtime.plans import Moment, watching
 from braid.testing.raw_client import RawClient, id_of
+from braid.txn.pending_acks import DRAIN_SECONDS
 from braid.txn.records import TxnOp, position_text
 from braid.wire import requests
 from braid.wire.types import CommandType, InitialPosition, SubType
@@ -132,9 +133,7 @@ async def test_an_op_without_an_entry_holds_nothing_back_after_a_restart(world: 
     await client.subscribe(TOPIC, initial=EARLIEST)
     position = await client.store(b"one", 0)
     txn = await client.begin()
-    op = TxnOp(
-        kind="write", segment=TOPIC, position=position_text(position), incarnation=first.topic(TOPIC).log.incarnation
-    )
+    op = TxnOp(kind="write", segment=TOPIC, position=position_text(position), incarnation=first.topic(TOPIC).log.incarnation)
     await first.service.transactions.store.append_op(txn, op)  # as if it had ended before the append
     await first.kill()
     second = await world.broker()
@@ -186,3 +185,31 @@ async def test_the_rest_of_a_batch_is_still_its_consumers_after_a_commit(world: 
         await client.close_consumer()
         [again] = await other.messages(1)
     assert list(again.command.ack_set) == [0b110]
+
+
+async def test_a_topic_is_closed_in_time_however_many_subscriptions_wait_for_the_store(world: Any) -> None:
+    broker = await world.broker()
+    client: RawClient = await broker.client(answers_pings=True)
+    await client.producer(TOPIC)
+    position = await client.store(b"one", 0)
+    txn = await client.begin()
+    stuck: list[str] = []
+
+    async def hook(name: str, moment: Moment) -> None:
+        if (name, moment) == ("txn-ack:op", "before"):
+            stuck.append(name)
+            await asyncio.Event().wait()
+
+    with watching(hook):
+        for number in range(1, 5):
+            await client.subscribe(TOPIC, f"sub{number}", consumer_id=number, initial=EARLIEST)
+            client.send(requests.ack(number, [id_of(position)], request_id=900 + number, txn=txn))
+        await client.settle()
+        assert len(stuck) == 4
+        closing = asyncio.ensure_future(broker.service.unload(broker.topic(TOPIC)))
+        for _turn in range(20):
+            await asyncio.sleep(0)
+        assert not closing.done()
+        await world.advance(DRAIN_SECONDS)
+        async with asyncio.timeout(5):
+            await closing

@@ -179,6 +179,16 @@ async def test_one_that_fails_does_not_keep_the_others(fault: Fault) -> None:
         assert {await bench.state(txn) for txn in made} == {"ABORTED"}
 
 
+async def test_one_that_cannot_be_read_does_not_keep_the_others() -> None:
+    async with swept() as (bench,):
+        broken, other = [await bench.coordinator.new(0, 1, owner=None) for _ in range(2)]
+        index = {records.TXN_BY_DEADLINE: records.padded(0)}
+        await bench.faulty.inner.put(records.header_key(broken), b"not a header", partition=str(broken), index=index)
+        await bench.world.advance(1)
+        assert await bench.sweeps.abort_expired() == 1
+        assert await bench.state(other) == "ABORTED"
+
+
 async def test_sweeps_survive_a_store_that_is_away() -> None:
     async with swept() as (bench,):
         bench.sweeps.start()

@@ -14,7 +14,8 @@ import msgspec
 
 from braid.broker.bundles import lock_key
 from braid.errors import BraidError, Closed
-from braid.model.names import TopicName
+from braid.model.bundles import Bundle
+from braid.model.names import NamespaceName, TopicName
 from braid.runtime.env import Random
 from braid.testing.sim.layouts import is_controller, topic_records
 from braid.testing.sim.loop import Node
@@ -31,7 +32,7 @@ ALLOCATOR = ("low-ledger-id",)
 LEADERS = ("kill-leader", "pause-leader", "expire-leader", "late-call", "part-brokers", "clog-brokers")
 """Faults that aim at the leaders of scalable topics and at what brokers ask of each other."""
 OWNERSHIP = ("unload", "drain", "usurp")
-TRANSACTIONS = ("kill-coordinator", "pause-coordinator", "abort-open", "pause-client", "lock-loss")
+TRANSACTIONS = ("kill-coordinator", "pause-coordinator", "abort-open", "pause-client", "second-owner")
 """Faults that aim at transactions: their coordinators, an operator who aborts one, clients that wake up too late, two owners of
 one log."""
 
@@ -95,7 +96,7 @@ class Nemesis:
             "pause-coordinator": lambda: self._pause(self._rng.uniform(0.2, 6.0), self._coordinator()),
             "abort-open": self._abort_open,
             "pause-client": self._pause_client,
-            "lock-loss": self._lock_loss,
+            "second-owner": self._second_owner,
         }
         world.history.add("world", "info", "swarm", [list(self.enabled), self._pace])
 
@@ -332,19 +333,26 @@ class Nemesis:
             self.note("usurp", broker.number, name)
             self._world.usurp(name)
 
-    def _lock_loss(self) -> None:
-        """The records vanish that say what a broker serves, and it is told late: others take over while it goes on."""
-        broker = self._world.brokers[self._broker()]
-        if not broker.is_up or broker.node.is_paused or len(self._world.brokers) == 1:
+    def _second_owner(self) -> None:
+        """A lock of a broker vanishes, another broker takes it and loads what the first one serves, which is told late."""
+        if len(self._world.brokers) == 1:
             return
-        self._trouble(watch_lag=self._rng.uniform(1.0, 6.0))
-        for namespace, bundles in broker.service.ownership.owned().items():
-            for bundle in bundles:
-                self.note("lock-loss", broker.number, str(bundle))
-                self._world.spawn(broker.node, attempt(self._forget(lock_key(namespace, bundle))), "lock-loss")
+        first, second = self._rng.sample(self._world.brokers, 2)
+        if any(not each.is_up or each.node.is_paused for each in (first, second)):
+            return
+        owned = [(namespace, bundle) for namespace, bundles in first.service.ownership.owned().items() for bundle in bundles]
+        if owned:
+            namespace, bundle = self._rng.choice(owned)
+            self.note("second-owner", first.number, second.number, str(bundle))
+            self._trouble(watch_lag=self._rng.uniform(1.0, 6.0))
+            self._world.spawn(second.node, attempt(self._take_over(first, second, namespace, bundle)), "take over")
 
-    async def _forget(self, key: str) -> None:
-        await self._world.engine.delete(key, None, None)
+    async def _take_over(self, first: Broker, second: Broker, namespace: NamespaceName, bundle: Bundle) -> None:
+        await self._world.engine.delete(lock_key(namespace, bundle), None, None)
+        await second.service.ownership._take(namespace, bundle)
+        for name in map(TopicName.parse, sorted(first.service.topics)):
+            if second.service.ownership.owns(name):
+                self._world.spawn(second.node, attempt(second.service.topic(name, create=False)), "load")
 
     def _drain(self) -> None:
         """A broker gives everything away and, after a while, takes part again."""

@@ -62,7 +62,7 @@ class Transactional(Messaging):
     def __init__(self, seed: int, loop: SimLoop, rng: Random) -> None:
         super().__init__(seed, loop, rng, deduplication=rng.random() < 0.5)
         self.is_scalable = seed % 2 == 1
-        self.possible = (*FAULTS, *faults.TRANSACTIONS, *(faults.LEADERS if self.is_scalable else ()))
+        self.possible = (*FAULTS, *faults.TRANSACTIONS * 3, *(faults.LEADERS if self.is_scalable else ()))
         self.seconds = rng.uniform(8.0, 20.0)
         self.peace = rng.choice((0.0, 3.0))
         self.states = [self._name(f"state-{number}") for number in range(2)]
