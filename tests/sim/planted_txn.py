@@ -23,8 +23,9 @@ from braid.txn.visibility import Visibility
 
 PAUSE_SECONDS = 0.3
 """What lies between the two calls in the eyes of bug 3."""
-EARLY_SECONDS = 5.0
-"""What a new owner needs between listing the ops and fencing the log, in the eyes of bug 26."""
+EARLY_ROUNDS = 150
+"""In the eyes of bug 26 a new owner fences the log so many hundredths of a second after it has listed the ops, or as soon as
+there is one that it has not seen."""
 
 
 def unknown_is_aborted() -> list[Patch]:
@@ -93,8 +94,12 @@ def state_before_fence() -> list[Patch]:
 
     async def listed(service: Any, name: Any) -> None:
         store = service.transactions.store
-        store.__dict__.setdefault("early", {})[str(name)] = await honest(store, str(name))
-        await asyncio.sleep(EARLY_SECONDS)
+        found = store.__dict__.setdefault("early", {})[str(name)] = await honest(store, str(name))
+        for _round in range(EARLY_ROUNDS):
+            if {op.key for op in await honest(store, str(name))} - {op.key for op in found}:
+                await asyncio.sleep(0.02)
+                return
+            await asyncio.sleep(0.01)
 
     async def writes_in(store: Any, segment: str) -> list[StoredOp]:
         early: dict[str, list[StoredOp]] = store.__dict__.get("early", {})

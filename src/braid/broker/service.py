@@ -332,7 +332,7 @@ class BrokerService(ScalableTopics):
             raise TopicNotFound(f"The topic {name} does not exist.") from None
         finally:  # also what an interrupted deletion has left
             living = partial(self.logs.incarnation, name.managed_ledger_name)
-            await self.transactions.store.purge_segment(str(name), living)
+            await self.transactions.store.purge_segment(str(name), living, self.transactions.coordinator.give_up)
 
     async def delete_partitioned(self, name: TopicName, *, force: bool) -> None:
         """Delete a partitioned topic whose partitions are all served here or nowhere. Raises OwnedElsewhere, before anything is

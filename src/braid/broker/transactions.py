@@ -37,16 +37,16 @@ class Transactions:
         self.coordinator = TransactionCoordinator(self.store, runtime.clock, config)
         self.watches = CoordinatorWatches(runtime.clock, lambda: self.coordinators, self._picture)
         self.partitions: CoordinatorPartitions | None = None
-        """None before the broker is announced, and where transactions are switched off."""
+        """None before the broker is announced."""
         self._sweeps: TransactionSweeps | None = None
         self._service = service
         self._clock = runtime.clock
 
     async def start(self) -> None:
-        """The broker is announced: take part. Raises ConfigError if the cluster has another number of coordinators."""
+        """The broker is announced: take part. Raises ConfigError if the cluster has another number of coordinators.
+
+        Where transactions are switched off nothing new begins, but what was open still times out and is collected."""
         self.decisions.start()
-        if not self.config.enabled:
-            return
         ownership = self._service.ownership
         self.partitions = CoordinatorPartitions(
             self.store.metadata,
@@ -61,7 +61,8 @@ class Transactions:
         )
         await self.partitions.start()
         self._sweeps.start()
-        self.watches.start()
+        if self.config.enabled:
+            self.watches.start()
 
     async def leave(self) -> None:
         """The first step of stopping: others lead and sweep; what this broker serves still learns of decisions."""

@@ -109,6 +109,13 @@ class TransactionCoordinator:
         self._check_root(txn, "be ended")
         await self._finish(txn, "COMMITTED" if commit else "ABORTED", None, principal, is_super)
 
+    async def give_up(self, root: TxnId) -> None:
+        """Abort it unless it is decided."""
+        try:
+            await self.end(root, commit=False)
+        except (TransactionNotFound, InvalidTransactionStatus):
+            return
+
     async def check(self, txn: TxnId, principal: str | None, *, is_super: bool = False) -> None:
         """That the caller may work in it and that it is open. Nothing is written: participants write down what they do."""
         header = await self._existing(txn.root, principal, is_super)
@@ -167,6 +174,11 @@ class TransactionCoordinator:
             raise InvalidArgument(f"{wrong} is no sub-transaction; winners are numbers from 1 to {MAX_SUB}.")
         await self._finish(root, "COMMITTED", chosen, principal, is_super)
 
+    async def _check_winners(self, root: TxnId, winners: tuple[int, ...]) -> None:
+        """A number that nobody has would let all real attempts lose, for ever."""
+        if winners and (strangers := set(winners) - await self._store.subs(root)):
+            raise InvalidArgument(f"The transaction {root} has no sub-transaction {min(strangers)}; it was not decided.")
+
     async def renew(self, root: TxnId, timeout_ms: int, *, principal: str | None = None, is_super: bool = True) -> None:
         """Let a decider live for so long from now, at least. Never brings its deadline forward."""
         self._check_root(root, "be renewed")
@@ -200,6 +212,8 @@ class TransactionCoordinator:
             raise
         if winners is not None:
             self._check_decider(header, "decide")
+            if header.value.is_open:
+                await self._check_winners(root, winners)
         unsettled: OutcomeUnknown | None = None
         for _attempt in range(ATTEMPTS):
             if not header.value.is_open:

@@ -184,6 +184,11 @@ class TransactionStore:
         record = await self.metadata.append(f"{records.subs_of(root)}/s", b"", partition=str(root))
         return int(record.name.rpartition("-")[2])
 
+    async def subs(self, root: TxnId) -> set[int]:
+        """The sub numbers that were handed out."""
+        listed = self.metadata.names(Span(records.subs_of(root)), partition=str(root), fresh=True)
+        return {int(name.rpartition("-")[2]) async for name in listed}
+
     async def delete_subs(self, root: TxnId) -> None:
         await self.metadata.delete_span(Span(records.subs_of(root)), partition=str(root))
 
@@ -240,13 +245,18 @@ class TransactionStore:
             await check_owner()
             await self._delete_all(ops)
 
-    async def purge_segment(self, segment: str, living: Callable[[], Awaitable[str | None]]) -> None:
+    async def purge_segment(
+        self, segment: str, living: Callable[[], Awaitable[str | None]], abort: Callable[[TxnId], Awaitable[None]]
+    ) -> None:
         """The log is gone: its ops and its aborted records go too. There may be another one of that name already; `living` is
-        asked for its incarnation after everything was listed, so that nothing of it is taken for old."""
+        asked for its incarnation after everything was listed, so that nothing of it is taken for old. Transactions whose
+        writes are gone are given to `abort` first: they must not be committed by halves."""
         ops = [*await self.writes_in(segment), *await self.all_acks_in(segment)]
         aborted = [(txn, value.incarnation) async for txn, value in self.aborted_in(segment)]
         if ops or aborted:
             present = await living()
+            for root in {op.txn.root: None for op in ops if op.op.kind == "write" and op.op.incarnation != present}:
+                await abort(root)
             await self._delete_all([op for op in ops if op.op.incarnation != present])
             for txn, incarnation in aborted:
                 if incarnation != present:

@@ -257,6 +257,16 @@ async def test_switched_off_every_command_is_refused_in_its_own_reply(world: Any
     assert not flags.supports_tc_metadata_discovery
 
 
+async def test_what_was_open_when_they_were_switched_off_still_times_out(world: Any, until: Any) -> None:
+    broker = await world.broker(transactions=TransactionConfig(enabled=False))
+    coordinator = broker.service.transactions.coordinator  # as a broker with transactions would have left it
+    txn = await coordinator.new(0, 2000, owner=None)
+    partitions = broker.service.transactions.partitions
+    await until(lambda: partitions is not None and partitions.leads(0))
+    await world.advance(4)
+    assert (await state_of(broker, txn)).state == "ABORTED"
+
+
 # Sub-transactions.
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from braid.errors import OutcomeUnknown, StoreUnavailable
+from braid.errors import InvalidTransactionStatus, OutcomeUnknown, StoreUnavailable
 from braid.managedledger.config import ManagedLedgerConfig
 from braid.model.positions import LATEST, Position
 from braid.model.txn import TxnId
@@ -671,10 +671,12 @@ async def test_a_deleted_topic_leaves_nothing_of_its_transactions(client: RawCli
     await client.store(b"x", 1, txn=still_open)
     await broker.service.delete_topic(broker.topic(TOPIC).name, force=True)
     assert await ops(broker) == [] and await aborted(broker) == []
-    # And the transaction can still be used elsewhere.
+    # What it wrote is gone, so that it must not be committed by halves.
     await client.producer(TOPIC + "-2", 5)
-    await client.store(b"x", 0, 5, txn=still_open)
-    await client.end(still_open, commit=True)
+    client.publish(b"x", 0, 5, txn=still_open)
+    assert "TransactionConflict" in (await client.expect(CommandType.SEND_ERROR)).message
+    with pytest.raises(InvalidTransactionStatus):
+        await client.end(still_open, commit=True)
 
 
 @pytest.mark.inv("INV5")

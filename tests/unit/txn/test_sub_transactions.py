@@ -59,6 +59,8 @@ async def test_winners_live_and_the_others_do_not(bench: Bench) -> None:
 
 async def test_decide_can_be_repeated_and_not_be_changed(bench: Bench) -> None:
     root = await bench.begin(is_decider=True)
+    for _ in range(3):
+        await bench.coordinator.new_sub(root)
     await bench.coordinator.decide(root, [1, 3])
     before = await bench.header(root)
     await bench.coordinator.decide(root, (3, 1))
@@ -76,9 +78,10 @@ async def test_decide_can_be_repeated_and_not_be_changed(bench: Bench) -> None:
 @pytest.mark.parametrize("fault", [Fault.UNKNOWN_APPLIED, Fault.UNKNOWN_DROPPED, Fault.UNKNOWN_LATE, Fault.CONFLICT])
 async def test_decide_settles_what_the_store_left_open(bench: Bench, fault: Fault) -> None:
     root = await bench.begin(is_decider=True)
+    await bench.coordinator.new_sub(root)
     bench.faulty.plan(fault, "put", records.header_key(root))
-    await bench.coordinator.decide(root, [7])
-    assert (await bench.header(root)).value.winners == (7,)
+    await bench.coordinator.decide(root, [1])
+    assert (await bench.header(root)).value.winners == (1,)
 
 
 async def test_committing_a_decider_names_no_winners_and_aborting_it_aborts_all(bench: Bench) -> None:
@@ -96,6 +99,14 @@ async def test_winners_out_of_range_are_refused(bench: Bench, winners: list[int]
     root = await bench.begin(is_decider=True)
     with pytest.raises(InvalidArgument, match="winners are numbers from 1 to 1048575"):
         await bench.coordinator.decide(root, winners)
+    assert await bench.state(root) == "OPEN"
+
+
+async def test_a_winner_that_nobody_is_decides_nothing(bench: Bench) -> None:
+    root = await bench.begin(is_decider=True)
+    await bench.coordinator.new_sub(root)
+    with pytest.raises(InvalidArgument, match="has no sub-transaction 2; it was not decided"):
+        await bench.coordinator.decide(root, [1, 2])
     assert await bench.state(root) == "OPEN"
 
 

@@ -275,11 +275,12 @@ async def test_purging_a_subscription_and_a_segment_touches_nothing_else(bench: 
     async def living() -> str | None:
         return incarnation
 
-    await bench.store.purge_segment(SEGMENT, living)  # the log of that name is the one they belong to
+    # The log of that name is the one they belong to.
+    await bench.store.purge_segment(SEGMENT, living, bench.coordinator.give_up)
     assert len(await bench.store.writes_in(SEGMENT)) == 2
     incarnation = None
-    await bench.store.purge_segment(SEGMENT, living)
-    await bench.store.purge_segment(SEGMENT, living)
+    await bench.store.purge_segment(SEGMENT, living, bench.coordinator.give_up)
+    await bench.store.purge_segment(SEGMENT, living, bench.coordinator.give_up)
     assert await bench.store.writes_in(SEGMENT) == await bench.store.all_acks_in(SEGMENT) == []
     assert [txn async for txn, _ in bench.store.aborted_in(SEGMENT)] == []
     assert await bench.store.count_ops() == 4

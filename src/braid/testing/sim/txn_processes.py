@@ -102,7 +102,7 @@ class TxnProcess(Process):
             await (txn.commit() if op == "commit" else txn.abort())
         except BraidError as error:
             self.world.history.remark(f"{self.name}: {op} of {txn.id}: {type(error).__name__}: {error}")
-            self.note("fail" if isinstance(error, OVER) else "info", op, number=number, txn=str(txn.id))
+            self.note("fail" if txn.state == "ABORTED" else "info", op, number=number, txn=str(txn.id))
             return False
         self.note("ok", op, number=number, txn=str(txn.id))
         return True
