@@ -102,14 +102,18 @@ class TransactionScope:
         self._start = start
         self._thread = thread
         self._begun: Transaction | None = None
+        self._outer: transactions.Transaction | None = None
 
     def __enter__(self) -> Transaction:
         self._begun = self._start()
+        self._outer = transactions.IN_BLOCK.get()
+        transactions.IN_BLOCK.set(self._begun._inner)  # calls take it with them to the loop
         return self._begun
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._begun is None:
             return
+        transactions.IN_BLOCK.set(self._outer)
         inner = self._begun._inner
         if self._thread.is_closed:
             if kind is None:

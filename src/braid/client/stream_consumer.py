@@ -22,7 +22,7 @@ from braid.client.messages import LATEST, Message, MessageId, is_after
 from braid.client.stream_lanes import PositionVector, StreamLane
 from braid.client.stream_transactions import TransactionalStream
 from braid.client.topic_consumer import TopicConsumer
-from braid.client.transactions import Joinable, joined
+from braid.client.transactions import IN_BLOCK, Joinable, joined
 from braid.errors import BraidError, Closed, Conflict, InvalidArgument, NotFound
 from braid.wire.types import ScalableConsumerType, SubType
 
@@ -319,6 +319,9 @@ class StreamConsumer(TransactionalStream):
             self._vector_of = segment_id
         lane.handed = self._handed[segment_id] = message.id
         msgspec.structs.force_setattr(message, "vector", self._vector)
+        if (txn := IN_BLOCK.get()) is not None and txn.state == "OPEN":
+            lane.read_in = txn
+            txn.hold(self)
 
     def _own(self, message: Message | MessageId) -> tuple[MessageId, PositionVector | None]:
         if self.is_closed:

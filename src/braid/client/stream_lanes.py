@@ -64,6 +64,8 @@ class StreamLane(OrderedLane):
         """The open transaction that has acknowledged something here."""
         self.held: MessageId | None = None
         """How far it has."""
+        self.read_in: Transaction | None = None
+        """The open transaction in whose block messages were handed out last."""
 
     @property
     def is_unresolved(self) -> bool:

@@ -40,7 +40,10 @@ class TransactionalStream(SegmentsConsumer[StreamLane]):
 
     def transaction_ended(self, txn: Transaction, /, *, is_committed: bool) -> None:
         for lane in list(self._lanes.values()):
-            if lane.holding is txn:
+            was_read = lane.read_in is txn
+            if was_read:
+                lane.read_in = None
+            if lane.holding is txn or (was_read and lane.holding is None and not is_committed):
                 lane.let_go(is_committed=is_committed)
                 if not is_committed:
                     self._set_back(lane)

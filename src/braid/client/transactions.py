@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -322,6 +323,10 @@ class Transaction:
         )
 
 
+IN_BLOCK: ContextVar[Transaction | None] = ContextVar("in_block", default=None)
+"""The transaction in whose block we are: what a stream consumer hands out there comes again if it is not committed."""
+
+
 class TransactionScope:
     """What `client.transaction()` gives: `async with` begins a transaction, commits it at the end and aborts it if the block
     raises."""
@@ -329,14 +334,18 @@ class TransactionScope:
     def __init__(self, start: Callable[[], Awaitable[Transaction]]) -> None:
         self._start = start
         self._begun: Transaction | None = None
+        self._outer: Transaction | None = None
 
     async def __aenter__(self) -> Transaction:
         self._begun = await self._start()
+        self._outer = IN_BLOCK.get()
+        IN_BLOCK.set(self._begun)
         return self._begun
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        IN_BLOCK.set(self._outer)
         txn = self._begun
         if txn is None:
             return

@@ -10,6 +10,7 @@ import pytest
 
 import braid
 from braid.client import Client, ClientConfig, Consumer, Message, QueueConsumer, StreamConsumer, blocking
+from braid.client.transactions import IN_BLOCK
 from braid.errors import (
     BraidError,
     DeadlineExceeded,
@@ -157,6 +158,50 @@ async def test_what_one_segment_gave_back_does_not_concern_the_others(client: Cl
             async with client.transaction() as txn:
                 await consumer.acknowledge_cumulative(other, txn=txn)
             assert (await consumer.receive(SECONDS)).payload == b"0"
+
+
+async def test_what_was_received_in_a_block_that_raised_comes_again(client: Client) -> None:
+    """Also if it was not acknowledged yet: the next cumulative acknowledgment would cover it."""
+    await produce(client, 0, 6)
+    async with client.stream_consumer(IN, "s", initial="earliest") as consumer:
+        before = await consumer.receive(SECONDS)
+        await consumer.acknowledge_cumulative(before, wait=True)
+        seen: list[list[bytes]] = []
+        for fails in (True, True, False):
+            try:
+                async with client.transaction() as txn:
+                    batch = [await consumer.receive(SECONDS) for _ in range(3)]
+                    seen.append([message.payload for message in batch])
+                    if fails:
+                        raise ZeroDivisionError
+                    await consumer.acknowledge_cumulative(batch[-1], txn=txn)
+            except ZeroDivisionError:
+                continue
+        assert seen[0] == seen[1] == seen[2]
+        left = [(await consumer.receive(SECONDS)).payload for _ in range(2)]
+        assert len({before.payload, *seen[2], *left}) == 6
+        assert IN_BLOCK.get() is None
+
+
+async def test_what_was_received_in_a_block_that_commits_stays_with_the_application(client: Client) -> None:
+    await produce(client, 0, 4)
+    async with client.stream_consumer(IN, "s", initial="earliest") as consumer:
+        async with client.transaction():
+            first = await consumer.receive(SECONDS)
+        rest = [(await consumer.receive(SECONDS)).payload for _ in range(3)]
+        assert len({first.payload, *rest}) == 4
+
+
+def test_a_block_without_await_gives_back_what_it_received() -> None:
+    with BackgroundBroker() as running, blocking.connect(running.service_url) as client:
+        topic = "persistent://public/default/blocks"
+        with client.producer(topic) as producer:
+            producer.send(b"one", key="k")
+        with client.stream_consumer(topic, "s", initial="earliest") as consumer:
+            with pytest.raises(ZeroDivisionError), client.transaction():
+                assert consumer.receive(SECONDS).payload == b"one"
+                raise ZeroDivisionError
+            assert consumer.receive(SECONDS).payload == b"one"
 
 
 @pytest.mark.req("R473-35")
