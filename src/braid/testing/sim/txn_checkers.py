@@ -225,14 +225,14 @@ def consumed_once(events: Sequence[Event], *, subscriptions: Iterable[str], is_f
 
 def _came_again(events: Sequence[Event], taken: dict[_Where, _Taken]) -> list[Violation]:
     """Messages that came to somebody who joined after they were taken."""
-    joined: dict[str, int] = {}
+    joined: dict[tuple[str, str], int] = {}
     found = []
     for at, event in enumerate(events):
         if event.op == "subscribe" and event.kind == "invoke":
-            joined[event.proc] = at
+            joined[event.proc, event.value[0]] = at
         elif event.op == "deliver":
             done = taken.get((event.value[1], _delivered(event)))
-            if done is not None and done.at < joined.get(event.proc, -1):
+            if done is not None and done.at < joined.get((event.proc, event.value[0]), -1):
                 text = f"{_delivered(event)} came to {event.proc} at {event.t}, which joined after {done.who} took it"
                 found.append(Violation("C6", text))
     return found
