@@ -50,7 +50,7 @@ bench: setup  ## measure publish, delivery, latency, memory, restart
 kill: setup  ## kill -9 the broker 50 times under load and look for lost or reordered messages
 	$(BIN)/python tests/e2e/kill_loop.py --kills 50
 
-sim: setup  ## seeds of the simulator: make sim [SEED=n] [WORKLOAD=W1|W2|W3|W6|W9] [SEEDS=n] [PLANT=k]
+sim: setup  ## seeds of the simulator: make sim [SEED=n] [WORKLOAD=W1|W2|W3|W4|W5|W6|W9] [SEEDS=n] [PLANT=k]
 	$(BIN)/python -m tests.sim.run_sim $(if $(SEED),--seed $(SEED)) $(if $(WORKLOAD),--workload $(WORKLOAD)) \
 		$(if $(SEEDS),--seeds $(SEEDS)) $(if $(PLANT),--plant $(PLANT))
 

@@ -143,7 +143,7 @@ def no_owner_check() -> list[Patch]:
 TXN_PLANTS: dict[int, Plant] = {
     1: Plant("unknown transaction treated as aborted after collection", "W4", 0, ("C6", "C1"), unknown_is_aborted),
     2: Plant("op record written after append", "W4", 0, ("C6", "C7", "C8"), op_after_append),
-    3: Plant("header check and op write not atomic", "W4", 1, ("C6", "C7", "C8"), header_before_op),
+    3: Plant("header check and op write not atomic", "W4", 2, ("C6", "C7", "C8"), header_before_op),
     4: Plant("timeout multiplied by 1,000", "W5", 0, ("C18",), thousandfold),
     5: Plant(
         "terminal transactions never leave the cache",
@@ -156,7 +156,7 @@ TXN_PLANTS: dict[int, Plant] = {
     23: Plant(
         "maximum read position callback missed during recovery",
         "W4",
-        5,
+        1,
         ("C1", "C6", "C18", "C19"),
         lambda: changed(
             MetadataTransactionBuffer,
@@ -165,11 +165,11 @@ TXN_PLANTS: dict[int, Plant] = {
             "    elif writes.is_vague:\n        self._decisions.release(op.txn.root, self._decided)\n",
         ),
     ),
-    27: Plant("abort materialised while an append of it is in flight", "W4", 6, ("C6", "C7"), abort_in_flight),
+    27: Plant("abort materialised while an append of it is in flight", "W4", 3, ("C6", "C7"), abort_in_flight),
     28: Plant(
         "filtered entries not acknowledged",
         "W4",
-        1,
+        3,
         ("C1", "C6", "C18"),
         unacknowledged,
     ),
@@ -183,9 +183,9 @@ TXN_PLANTS: dict[int, Plant] = {
     36: Plant(
         "transactional acknowledgment of a held or acknowledged position accepted",
         "W4",
-        1,
+        2,
         ("C6", "C7"),
         lambda: [(Holds, "conflict", lambda *_anything: None)],
     ),
-    1036: Plant("transactional acknowledgment held by a stale owner", "W4", 11, ("C6", "C7"), no_owner_check),
+    1036: Plant("transactional acknowledgment held by a stale owner", "W4", 29, ("C6", "C7"), no_owner_check),
 }
