@@ -69,7 +69,7 @@ PLANTS: dict[int, Plant] = {
     19: Plant(
         "fsync skipped on segment roll",
         "W1",
-        7,
+        1,
         ("C1", "start", "C3", "C12"),
         lambda: changed(Journal, "_begin", "self._files.sync_dir(self._directory)", "pass"),
     ),

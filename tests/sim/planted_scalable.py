@@ -131,9 +131,7 @@ SCALABLE_PLANTS: dict[int, Plant] = {
     7: Plant("ack on consumer close", "W1", 3, ("C1",), ack_on_close),
     8: Plant("parent not drained before child", "W1", 1, ("C5", "C4"), children_before_parents),
     9: Plant("new producer per retry on a sealed parent", "W1", 11, ("C19",), producer_per_retry),
-    11: Plant(
-        "children without a subscription created during the split", "W6", 14, ("C1",), children_without_new_subscriptions
-    ),
+    11: Plant("children without a subscription created during the split", "W6", 9, ("C1",), children_without_new_subscriptions),
     12: Plant(
         "layout CAS before parent sealed",
         "W1",
@@ -146,7 +144,7 @@ SCALABLE_PLANTS: dict[int, Plant] = {
             "        await _flip(work, pending)\n        producers: dict[str, int] = {}\n",
         ),
     ),
-    22: Plant("flush returns early", "W1", 3, ("C1",), early_flush),
+    22: Plant("flush returns early", "W1", 7, ("C1",), early_flush),
     25: Plant(
         "rebalance moves a segment whose in-flight acks are unresolved",
         "W6",
@@ -170,7 +168,7 @@ SCALABLE_PLANTS: dict[int, Plant] = {
     34: Plant(
         "an owner ignores the leader epoch",
         "W6",
-        11,
+        2,
         ("C13", "C11"),
         lambda: changed(TopicRecords, "checked", "if epoch < listed.record.leader_epoch:", "if False:"),
     ),

@@ -3,12 +3,14 @@ owner that does not look whether the log is still its own."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from tests.sim.planting import Patch, Plant, changed
 
 from braid.broker import dispatch_shared, dispatch_single, visible
 from braid.broker.cursor_acks import ManagedCursorAcks
+from braid.broker.service import BrokerService
 from braid.model.txn import TxnId
 from braid.txn.ack_conflicts import Holds
 from braid.txn.buffer import MetadataTransactionBuffer, _open_header
@@ -16,11 +18,14 @@ from braid.txn.coordinator import TransactionCoordinator
 from braid.txn.held_writes import WritePermit
 from braid.txn.pending_acks import MetadataPendingAckStore
 from braid.txn.records import TxnOp, position_text
-from braid.txn.store import StoredOp
+from braid.txn.store import StoredOp, TransactionStore
 from braid.txn.visibility import Visibility
 
 PAUSE_SECONDS = 0.3
 """What lies between the two calls in the eyes of bug 3."""
+EARLY_ROUNDS = 150
+"""In the eyes of bug 26 a new owner fences the log so many fiftieths of a second after it has listed the ops, or as soon as
+there is one that it has not seen."""
 
 
 def unknown_is_aborted() -> list[Patch]:
@@ -83,6 +88,30 @@ def header_before_op() -> list[Patch]:
     return changed(MetadataTransactionBuffer, "authorise", check, "", (first, check + pause + first))
 
 
+def state_before_fence() -> list[Patch]:
+    """What the records say is read while the log still belongs to somebody else."""
+    honest = TransactionStore.writes_in
+
+    async def listed(service: Any, name: Any) -> None:
+        store = service.transactions.store
+        found = store.__dict__.setdefault("early", {})[str(name)] = await honest(store, str(name))
+        for _round in range(EARLY_ROUNDS):
+            if {op.key for op in await honest(store, str(name))} - {op.key for op in found}:
+                await asyncio.sleep(0.02)
+                return
+            await asyncio.sleep(0.02)
+
+    async def writes_in(store: Any, segment: str) -> list[StoredOp]:
+        early: dict[str, list[StoredOp]] = store.__dict__.get("early", {})
+        return early.pop(segment) if segment in early else await honest(store, segment)
+
+    opening = "    managed = await self.logs.open(\n"
+    return [
+        *changed(BrokerService, "_open", opening, "    await listed(self, name)\n" + opening, listed=listed),
+        (TransactionStore, "writes_in", writes_in),
+    ]
+
+
 def abort_in_flight() -> list[Patch]:
     """An abort does not wait for the appends under way, and what they bring is not looked at."""
     honest = MetadataTransactionBuffer.added
@@ -143,7 +172,7 @@ def no_owner_check() -> list[Patch]:
 TXN_PLANTS: dict[int, Plant] = {
     1: Plant("unknown transaction treated as aborted after collection", "W4", 0, ("C6", "C1"), unknown_is_aborted),
     2: Plant("op record written after append", "W4", 0, ("C6", "C7", "C8"), op_after_append),
-    3: Plant("header check and op write not atomic", "W4", 2, ("C6", "C7", "C8"), header_before_op),
+    3: Plant("header check and op write not atomic", "W4", 6, ("C6", "C7", "C8"), header_before_op),
     4: Plant("timeout multiplied by 1,000", "W5", 0, ("C18",), thousandfold),
     5: Plant(
         "terminal transactions never leave the cache",
@@ -156,7 +185,7 @@ TXN_PLANTS: dict[int, Plant] = {
     23: Plant(
         "maximum read position callback missed during recovery",
         "W4",
-        1,
+        0,
         ("C1", "C6", "C18", "C19"),
         lambda: changed(
             MetadataTransactionBuffer,
@@ -165,27 +194,28 @@ TXN_PLANTS: dict[int, Plant] = {
             "    elif writes.is_vague:\n        self._decisions.release(op.txn.root, self._decided)\n",
         ),
     ),
+    26: Plant("new owner loads transaction state before it fences the log", "W4", 35, ("C6", "C7"), state_before_fence),
     27: Plant("abort materialised while an append of it is in flight", "W4", 3, ("C6", "C7"), abort_in_flight),
     28: Plant(
         "filtered entries not acknowledged",
         "W4",
-        3,
+        1,
         ("C1", "C6", "C18"),
         unacknowledged,
     ),
     31: Plant(
         "acknowledgments deleted before the cursor is durable",
         "W4",
-        6,
+        0,
         ("C6", "C7"),
         lambda: changed(MetadataPendingAckStore, "_materialise", "if is_applied:", "if False:"),
     ),
     36: Plant(
         "transactional acknowledgment of a held or acknowledged position accepted",
         "W4",
-        2,
+        5,
         ("C6", "C7"),
         lambda: [(Holds, "conflict", lambda *_anything: None)],
     ),
-    1036: Plant("transactional acknowledgment held by a stale owner", "W4", 29, ("C6", "C7"), no_owner_check),
+    1036: Plant("transactional acknowledgment held by a stale owner", "W4", 4, ("C6", "C7"), no_owner_check),
 }

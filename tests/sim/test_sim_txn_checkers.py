@@ -10,6 +10,7 @@ from braid.testing.sim import checkers, txn_checkers
 from braid.testing.sim.checkers import Violation
 from braid.testing.sim.history import Event
 from braid.testing.sim.isolation import MOST_TRANSACTIONS, isolation
+from braid.testing.sim.transactions import totals
 
 T = "topic://public/default/t"
 U = "topic://public/default/u"
@@ -197,6 +198,20 @@ def test_settled_histories_are_those_without_transactions() -> None:
     assert checkers.no_duplicate(txn_checkers.settled(history(*early))) == []
     late = (JOIN, acked(A, 0), decided(A), JOIN, got(0, "s", proc="w"))
     assert [each.checker for each in checkers.no_duplicate(txn_checkers.settled(history(*late)))] == ["C3"]
+
+
+def test_the_bank_counts_the_same_every_time() -> None:
+    def judge(*rows: Row) -> str:
+        return texts(totals(history(*rows), total=10), "C6")
+
+    def counted(txn: str, *balances: int) -> Row:
+        return ("t", "info", "counted", {f"a{number}": each for number, each in enumerate(balances)}, {"txn": txn})
+
+    left = [("s", "info", "token", ["a0", "4"]), ("s", "info", "token", ["a1", "6"])]
+    assert judge(acked(A, 0), acked(A, 1), counted(A, 3, 7), *left) == ""
+    assert judge(acked(A, 0), counted(A, 3, 8)) == "", "it did not hold both"
+    assert ": 11" in judge(acked(A, 0), acked(A, 1), counted(A, 3, 8))
+    assert "in the end" in judge(left[0], ("s", "info", "token", ["a1", "7"]))
 
 
 # C7

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 import msgspec
@@ -199,8 +201,7 @@ class SubscriptionCoordinator:
         try:
             if name not in self._sessions and self.has_barrier:
                 await self.drains.look_now()  # so that it is not given what others have long read
-            async with self._turn:
-                self._check_alive()
+            async with self._act():
                 self._registrations.check_leading()
                 session = self._sessions.get(name)
                 if session is not None and session.is_newer_than(registration.number):
@@ -224,8 +225,7 @@ class SubscriptionCoordinator:
         """A consumer leaves for good: its segments are free at once. Ignored if the name has another connection by now."""
         if id(handle) in self._arriving:
             self._arriving[id(handle)] = True
-        async with self._turn:
-            self._check_alive()
+        async with self._act():
             session = self._sessions.get(consumer_name)
             if session is None or session.handle is not handle:
                 return
@@ -237,8 +237,7 @@ class SubscriptionCoordinator:
     async def forget(self, consumer_name: str, number: RegistrationNumber) -> None:
         """A consumer that registered with an earlier leader was closed by its client since: its segments are free at once.
         Ignored if a newer connection has the name."""
-        async with self._turn:
-            self._check_alive()
+        async with self._act():
             session = self._sessions.get(consumer_name)
             if session is None or session.is_newer_than(number):
                 return
@@ -278,8 +277,7 @@ class SubscriptionCoordinator:
     async def revoke(self) -> None:
         """Take every segment away from everyone and forget what is drained, before cursors are moved. Repeatable."""
         await self.restore()
-        async with self._turn:
-            self._check_alive()
+        async with self._act():
             if self._before is None:
                 self._before = {name: each.segments for name, each in self._sessions.items()}
             self.drains.forget()
@@ -297,8 +295,7 @@ class SubscriptionCoordinator:
         self._reset_ms = self._clock.now_ms()
         if self.has_barrier and self._sessions:
             await self.drains.look_now()
-        async with self._turn:
-            self._check_alive()
+        async with self._act():
             before, self._before = self._before or {}, None
             await self._rebalance(previous=before)
 
@@ -322,6 +319,18 @@ class SubscriptionCoordinator:
 
     # Assignment. All of this runs under the turn.
 
+    @asynccontextmanager
+    async def _act(self) -> AsyncIterator[None]:
+        """One act at a time. One that fails or is interrupted (its client went away) may leave the records or the other
+        consumers behind what is in memory; `_work` sees to that."""
+        async with self._turn:
+            self._check_alive()
+            try:
+                yield
+            except BaseException:
+                self._news.set()
+                raise
+
     def _readable(self) -> list[SegmentInfo]:
         return (
             assignable(self._layout, self.drains.drained) if self.has_barrier else in_order(self._layout.all_segments.values())
@@ -331,10 +340,9 @@ class SubscriptionCoordinator:
         self,
         *,
         previous: dict[str, tuple[int, ...]] | None = None,
-        quiet: ConsumerSession | None = None,
         must_save: bool = False,
     ) -> None:
-        """Compute the assignment, write what changed, tell those it changed for (but not `quiet`, who is answered)."""
+        """Compute the assignment, write what changed, tell those it changed for, also if that was earlier."""
         self._registrations.check_leading()
         held = {name: each.segments for name, each in self._sessions.items()} if previous is None else previous
         segments = self._readable() if self._before is None else []
@@ -355,8 +363,10 @@ class SubscriptionCoordinator:
             log.warning("the assignment of %s on %s will be written later: %s", self.name, self.topic, error)
             self._clock.call_later(RETRY_SECONDS, self._news.set)
         self._registrations.check_leading()
-        for session in changed:
-            if session.handle is not None and session is not quiet and not self.is_closed:
+        late = [each for each in self._sessions.values() if each.is_untold and each not in changed]
+        for session in (*late, *changed):
+            if session.handle is not None and not self.is_closed:  # others are answered when they register
+                session.is_untold = False
                 session.handle.push(self._assignment(session))
 
     async def _write(self) -> None:
@@ -392,7 +402,7 @@ class SubscriptionCoordinator:
         session = ConsumerSession(name, saved)
         self._sessions[name] = session
         self._start_grace(session, self._config.consumer_grace_seconds)  # should the registration fail from here on
-        await self._rebalance(quiet=session)
+        await self._rebalance()
         self.drains.hurry()
         return session
 

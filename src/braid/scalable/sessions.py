@@ -45,6 +45,7 @@ class ConsumerSession:
         "grace",
         "handle",
         "is_expired",
+        "is_untold",
         "missing_since",
         "name",
         "number",
@@ -64,6 +65,8 @@ class ConsumerSession:
         """Assigned now."""
         self.saved = record.segments
         """Assigned, as the record says."""
+        self.is_untold = False
+        """Whether it was assigned something since it was last told what."""
         self.absent_since_ms = record.absent_since_ms
         self.disconnected_ms: int | None = None
         self.grace: Timer | None = None
@@ -91,6 +94,7 @@ class ConsumerSession:
         self.consumer_id = registration.consumer_id
         self.number = number
         self.says_goodbye = registration.says_goodbye
+        self.is_untold = False
         self.disconnected_ms = None
         self.missing_since = None
         return displaced
@@ -103,6 +107,7 @@ class ConsumerSession:
     def give(self, segments: tuple[int, ...]) -> None:
         """Change the assignment in memory."""
         self.segments = segments
+        self.is_untold = True
         self.attached.intersection_update(segments)
         self.missing_since = None
 

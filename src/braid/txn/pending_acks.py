@@ -351,8 +351,10 @@ class MetadataPendingAckStore:
     async def _materialise(self, root: TxnId, state: AckRoot) -> None:
         """Apply a decision. Idempotent: it begins with what the store has."""
         listed = await self._listed(root)
-        if any(op.key not in state.accepted for op in listed):
-            await self._cursor.check_owner()  # else they may be what a later owner accepted and has not applied yet
+        if {op.key for op in listed} != state.accepted.keys():
+            # Else those that are new may be what a later owner accepted and has not applied yet, and those that are gone what
+            # it applied: they must not be given out again here.
+            await self._cursor.check_owner()
         async with step("txn-ack:apply"):
             is_applied = apply_ops(self._cursor, [op for op in listed if op.key in state.accepted], state.header)
         if is_applied:

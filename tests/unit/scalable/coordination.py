@@ -190,6 +190,8 @@ class CountingStore:
         self.inner = inner
         self.writes: list[str] = []
         self.refuse: Callable[[str], BraidError | None] = lambda _key: None
+        self.is_lost: Callable[[str], bool] = lambda _key: False
+        """Whether a write never arrives and is not answered."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -198,10 +200,14 @@ class CountingStore:
         error = self.refuse(key)
         if error is not None:
             raise error
+        if self.is_lost(key):
+            await asyncio.Event().wait()
         self.writes.append(key)
         return await self.inner.put(key, value, **options)
 
     async def delete(self, key: str, **options: Any) -> bool:
+        if self.is_lost(key):
+            await asyncio.Event().wait()
         self.writes.append(key)
         return await self.inner.delete(key, **options)
 

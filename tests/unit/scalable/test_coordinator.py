@@ -1,9 +1,11 @@
 """`SubscriptionCoordinator`: assignment, drain before assign, who is told, and what a new leader makes of it."""
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
-from tests.unit.scalable.coordination import TOPIC, Client, World, held, ids, join, virtually
+from tests.unit.scalable.coordination import TOPIC, Client, Leader, World, held, ids, join, virtually
 
 from braid.errors import Closed, ConsumerBusy, InvalidArgument, NotReady, StoreUnavailable
 from braid.metadata.claims import StaleLeader
@@ -321,6 +323,79 @@ def test_a_store_that_refuses_delays_the_record_but_not_the_consumers() -> None:
         leader.store.refuse = lambda _key: None
         await asyncio.sleep(2)
         assert (await world.registrations())["a"].segments == (0, 1, 2, 3)
+
+    virtually(main)
+
+
+async def interrupted(act: Coroutine[Any, Any, Any], leader: Leader, key: str) -> None:
+    """Cancel an act while it writes a record for the second time, as the loss of its client's connection does."""
+    task = asyncio.get_running_loop().create_task(act)
+    writes = 0
+
+    def is_second(written: str) -> bool:
+        nonlocal writes
+        writes += written.endswith(key)
+        if writes == 2:
+            task.cancel()
+        return writes == 2
+
+    leader.store.is_lost = is_second
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    leader.store.is_lost = lambda _key: False
+
+
+@pytest.mark.req("R468-63")
+def test_a_registration_that_is_interrupted_leaves_the_records_as_the_consumers_are_told() -> None:
+    """W4: whoever came next under the name was told segments that its record did not have, and could attach to none."""
+
+    async def main(world: World) -> None:
+        layout = four()
+        world.segments.fill(TOPIC, layout, 0, "sub")
+        leader = await world.leader()
+        coordinator = leader.coordinator(layout)
+        await coordinator.restore()
+        await interrupted(coordinator.register(ConsumerRegistration("a", 1, Client())), leader, "/a")
+        _, mine = await join(coordinator, "a")
+        assert mine == [0, 1, 2, 3]
+        await asyncio.sleep(1)
+        assert (await world.registrations())["a"].segments == (0, 1, 2, 3)
+
+    virtually(main)
+
+
+def test_whoever_loses_a_segment_by_an_act_that_is_interrupted_is_told() -> None:
+    async def main(world: World) -> None:
+        layout = four()
+        world.segments.fill(TOPIC, layout, 0, "sub")
+        leader = await world.leader()
+        coordinator = leader.coordinator(layout)
+        a, _ = await join(coordinator, "a")
+        await interrupted(coordinator.register(ConsumerRegistration("b", 1, Client())), leader, "/b")
+        await asyncio.sleep(1)
+        assert [ids(each) for each in a.pushed] == [[0, 1]]
+        found = await world.registrations()
+        assert (found["a"].segments, found["b"].segments) == ((0, 1), (2, 3))
+
+    virtually(main)
+
+
+def test_whoever_gets_a_segment_by_a_leave_that_is_interrupted_is_told() -> None:
+    async def main(world: World) -> None:
+        layout = four()
+        world.segments.fill(TOPIC, layout, 0, "sub")
+        leader = await world.leader()
+        coordinator = leader.coordinator(layout)
+        a, _ = await join(coordinator, "a")
+        b, _ = await join(coordinator, "b")
+        task = asyncio.get_running_loop().create_task(coordinator.unregister("b", b))
+        leader.store.is_lost = lambda _key: task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        leader.store.is_lost = lambda _key: False
+        await asyncio.sleep(1)
+        assert ids(a.pushed[-1]) == [0, 1, 2, 3]
+        assert set(await world.registrations()) == {"a"}
 
     virtually(main)
 

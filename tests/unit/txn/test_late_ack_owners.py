@@ -59,6 +59,25 @@ async def test_materialising_late_deletes_no_op_of_the_next_owner(bench: Bench, 
 
 
 @pytest.mark.inv("INV12")
+async def test_materialising_late_gives_out_nothing_that_the_next_owner_applied(bench: Bench, late: Owner) -> None:
+    """W5, seed 8: the ops are gone because they were applied, elsewhere; who reads here must not get the messages again."""
+    txn = await bench.begin()
+    await late.ack(txn, 1)
+    late.decisions.kill()  # it hears of the outcome last
+    owner = await succeeded(bench, late)
+    owner.cursor.may_flush = None
+    await bench.coordinator.end(txn, commit=True)
+    await owner.settled()
+    assert owner.acked() == [1] and await owner.ops() == 0
+    header = await bench.store.header(txn)
+    assert header is not None
+    late.acks._decided(txn, header.value)
+    await later(bench, 3)
+    assert late.listener.released_now == []
+    await owner.close()
+
+
+@pytest.mark.inv("INV12")
 async def test_looking_for_strays_late_deletes_no_op_of_the_next_owner(bench: Bench, late: Owner) -> None:
     txn = await bench.begin()
     owner = await succeeded(bench, late)

@@ -18,7 +18,7 @@ from braid.model.bundles import Bundle
 from braid.model.names import NamespaceName, TopicName
 from braid.runtime.env import Random
 from braid.testing.sim.layouts import is_controller, topic_records
-from braid.testing.sim.loop import Node
+from braid.testing.sim.loop import WORLD, Node, on
 from braid.testing.sim.txn_faults import attempt
 from braid.testing.sim.txn_notes import coordinators, open_transactions
 from braid.testing.sim.world import PORT, SESSION_SECONDS, Broker, World
@@ -334,17 +334,20 @@ class Nemesis:
             self._world.usurp(name)
 
     def _second_owner(self) -> None:
+        self.replace(self._world.brokers[self._broker()])
+
+    def replace(self, first: Broker) -> None:
         """A lock of a broker vanishes, another broker takes it and loads what the first one serves, which is told late."""
-        if len(self._world.brokers) == 1:
+        others = [each for each in self._world.brokers if each is not first and each.is_up and not each.node.is_paused]
+        if not others or not first.is_up:
             return
-        first, second = self._rng.sample(self._world.brokers, 2)
-        if any(not each.is_up or each.node.is_paused for each in (first, second)):
-            return
+        second = self._rng.choice(others)
         owned = [(namespace, bundle) for namespace, bundles in first.service.ownership.owned().items() for bundle in bundles]
         if owned:
             namespace, bundle = self._rng.choice(owned)
             self.note("second-owner", first.number, second.number, str(bundle))
-            self._trouble(watch_lag=self._rng.uniform(1.0, 6.0))
+            with on(WORLD):
+                self._trouble(watch_lag=self._rng.uniform(2.0, 6.0))
             self._world.spawn(second.node, attempt(self._take_over(first, second, namespace, bundle)), "take over")
 
     async def _take_over(self, first: Broker, second: Broker, namespace: NamespaceName, bundle: Bundle) -> None:

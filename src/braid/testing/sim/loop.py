@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
@@ -143,7 +144,9 @@ class SimLoop(asyncio.BaseEventLoop):
             for task in unfinished:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 try:
-                    task.get_coro().close()
+                    with warnings.catch_warnings():  # one that never began was never awaited
+                        warnings.simplefilter("ignore", RuntimeWarning)
+                        task.get_coro().close()
                 except BaseException as error:  # noqa: BLE001 - its clean-up failed, in a world that is gone
                     self.errors.append(f"abandoned {task.get_name()}: {error}")
 

@@ -50,9 +50,11 @@ SEEKER = "seeker"
 class Messaging:
     """What both workloads share."""
 
+    broker_counts: tuple[int, ...] = (1, 2, 3)
+
     def __init__(self, seed: int, loop: SimLoop, rng: Random, *, deduplication: bool) -> None:
         self.rng = rng
-        self.world = World(seed, loop, brokers=rng.choice((1, 2, 3)), deduplication=deduplication)
+        self.world = World(seed, loop, brokers=rng.choice(self.broker_counts), deduplication=deduplication)
         self.history = self.world.history
         self.topics = [f"persistent://public/default/topic-{number}" for number in range(rng.choice((1, 2)))]
         self.seconds = rng.uniform(8.0, 40.0)

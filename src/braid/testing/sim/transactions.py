@@ -25,7 +25,7 @@ from braid.testing.sim.loop import Node, SimLoop
 from braid.testing.sim.messaging import BOUNDS, FAULTS, HEALING, KEEPER, Messaging
 from braid.testing.sim.processes import read_payload
 from braid.testing.sim.scalable_processes import LaneProducer, QueueProcess, StreamProcess
-from braid.testing.sim.txn_faults import strike_again
+from braid.testing.sim.txn_faults import strike
 from braid.testing.sim.txn_notes import left_of_transactions
 from braid.testing.sim.txn_processes import (
     PEACEFUL,
@@ -57,12 +57,13 @@ TXN_BOUNDS: Final = {**BOUNDS, "begin": 40.0, "commit": 120.0, "abort": 120.0}
 class Transactional(Messaging):
     """What the workloads with transactions share."""
 
+    broker_counts = (1, 2, 2, 3, 3)
     churn_pace: tuple[float, ...] = (2.0, 5.0, 10.0)
 
     def __init__(self, seed: int, loop: SimLoop, rng: Random) -> None:
         super().__init__(seed, loop, rng, deduplication=rng.random() < 0.5)
         self.is_scalable = seed % 2 == 1
-        self.possible = (*FAULTS, *faults.TRANSACTIONS * 3, *(faults.LEADERS if self.is_scalable else ()))
+        self.possible = (*FAULTS, *faults.TRANSACTIONS, *(faults.LEADERS if self.is_scalable else ()))
         self.seconds = rng.uniform(8.0, 20.0)
         self.peace = rng.choice((0.0, 3.0))
         self.states = [self._name(f"state-{number}") for number in range(2)]
@@ -117,16 +118,21 @@ class Transactional(Messaging):
             self.history.add(ORIGIN, "ok", "send", [*value, str(place)], number=count)
 
     async def disturb(self, nemesis: Nemesis) -> None:
-        rng = Random(self.rng.random())
-        pace = rng.choice((1.0, 3.0, 1e9))
+        ambush = asyncio.get_running_loop().create_task(self._ambush(nemesis, Random(self.rng.random())))
+        await super().disturb(nemesis)
+        ambush.cancel()
+        await asyncio.wait([ambush])
+
+    async def _ambush(self, nemesis: Nemesis, rng: Random) -> None:
+        """Besides what happens by chance: something at a step of a transaction."""
+        pace = rng.choice((0.5, 0.5, 1.5, 1e9))
 
         def nodes() -> list[Node]:
             return [each.node for each in self.processes if isinstance(each, TxnProcess)]
 
-        ambush = asyncio.get_running_loop().create_task(strike_again(self.world, rng, nemesis.note, nodes, pace))
-        await super().disturb(nemesis)
-        ambush.cancel()
-        await asyncio.wait([ambush])
+        while True:
+            await asyncio.sleep(rng.expovariate(1 / pace))
+            await strike(self.world, rng, nemesis, nodes)
 
     async def finish(self) -> None:
         if self.churn is not None:

@@ -7,51 +7,47 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 from braid.errors import BraidError, Closed
 from braid.runtime.env import Random
 from braid.runtime.plans import Moment, watching
 from braid.testing.sim.loop import NODE, WORLD, Node, on
 from braid.testing.sim.txn_notes import open_transactions
-from braid.testing.sim.world import SESSION_SECONDS, World
+from braid.testing.sim.world import SESSION_SECONDS, Broker, World
 
-STEPS = (
-    ("txn-write:op", "before"),
-    ("txn-write:header", "before"),
-    ("txn-write:append", "before"),
-    ("txn-write:append", "before"),
+WRITE_STEPS = (("txn-write:op", "before"), ("txn-write:header", "before"), ("txn-write:append", "before"))
+ACK_STEPS = (("txn-ack:op", "before"), ("txn-ack:header", "before"), ("txn-ack:owner", "before"))
+LAST_STEPS = (
     ("txn-write:append", "after"),
     ("txn-materialise:aborted", "before"),
     ("txn-materialise:delete-ops", "before"),
-    ("txn-ack:op", "before"),
-    ("txn-ack:header", "before"),
-    ("txn-ack:owner", "before"),
     ("txn-ack:flush", "before"),
     ("txn-ack:delete-ops", "before"),
     ("txn-ack:delete-ops", "after"),
 )
-FIRST_STEPS = (("txn-write:op", "before"), ("txn-ack:op", "before"))
-"""Where somebody stops who does not know yet that another one owns the log."""
-DEEDS = ("kill", "pause", "abort", "abort", "freeze")
+DEEDS = ("kill", "pause", "abort", "abort", "freeze", "replace", "replace")
 HOLD_SECONDS = 0.2
-"""How long a step waits while what is open is aborted."""
+"""How long a step waits while what is open is aborted, and at most while another broker takes over."""
 
 
-async def strike_again(
-    world: World, rng: Random, note: Callable[..., None], clients: Callable[[], list[Node]], pace: float
-) -> None:
-    """Until it is cancelled, every `pace` seconds or so."""
-    while True:
-        await asyncio.sleep(rng.expovariate(1 / pace))
-        await strike(world, rng, note, clients)
+class Strikes(Protocol):
+    """Whose faults these are: the nemesis."""
+
+    def note(self, name: str, *details: Any) -> None: ...
+
+    def replace(self, first: Broker) -> None: ...
 
 
-async def strike(world: World, rng: Random, note: Callable[..., None], clients: Callable[[], list[Node]]) -> None:
-    """The next broker that comes to a certain step dies there, or is paused, or an operator aborts what is open meanwhile. Or
-    it is paused together with some clients, who find out as late as it does that it has lost everything."""
+async def strike(world: World, rng: Random, nemesis: Strikes, clients: Callable[[], list[Node]]) -> None:
+    """The next broker that comes to a certain step dies there, or is paused, or an operator aborts what is open meanwhile, or
+    another broker takes its place. Or it is paused together with some clients, who find out as late as it does that it has lost
+    everything."""
     deed = rng.choice(DEEDS)
-    wanted = rng.choice(FIRST_STEPS if deed == "freeze" else STEPS)
+    if deed in ("freeze", "replace"):  # of somebody who does not know yet that another one owns the log
+        wanted = rng.choice((WRITE_STEPS[0], ACK_STEPS[0]))
+    else:
+        wanted = rng.choice((*WRITE_STEPS, *ACK_STEPS, *(LAST_STEPS if deed != "abort" else ())))
     late = SESSION_SECONDS * rng.uniform(1.0, 1.6)
     seconds = rng.choice((rng.uniform(0.05, 2.0), late))
     caught: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -60,7 +56,7 @@ async def strike(world: World, rng: Random, note: Callable[..., None], clients: 
         broker = next((each for each in world.brokers if each.node is NODE.get()), None)
         if caught.done() or (name, moment) != wanted or broker is None or not broker.is_up:
             return
-        note("txn-step", *wanted, deed, broker.number)
+        nemesis.note("txn-step", *wanted, deed, broker.number)
         caught.set_result(broker.number)
         if deed == "kill":
             world.kill(broker.number)
@@ -71,6 +67,9 @@ async def strike(world: World, rng: Random, note: Callable[..., None], clients: 
             for node in clients():
                 if rng.random() < 0.5 and not node.is_dead:
                     _pause(world, node, late + rng.uniform(-0.5, 1.0))
+        elif deed == "replace":
+            nemesis.replace(broker)
+            await asyncio.sleep(rng.uniform(0.0, HOLD_SECONDS))
         else:
             coordinator = broker.service.transactions.coordinator
             for txn in open_transactions(world.engine.tables.rows):

@@ -108,7 +108,9 @@ class TxnProcess(Process):
         return True
 
     async def finish(self, txn: Any) -> bool:
-        """As its habits are; True if it was committed for certain."""
+        """As its habits are, sometimes after a while; True if it was committed for certain."""
+        if self._rng.random() < 0.3:
+            await asyncio.sleep(self._rng.uniform(0.0, 1.0))
         chance = self._rng.random()
         habits = self.habits
         if chance < habits.abort:
