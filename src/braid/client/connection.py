@@ -358,6 +358,12 @@ _WITH_ERROR = (
     CommandType.NEW_SUB_TXN_RESPONSE,
     CommandType.DECIDE_TXN_RESPONSE,
     CommandType.RENEW_TXN_RESPONSE,
+    CommandType.BEGIN_SINK_RESPONSE,
+    CommandType.GET_SINK_RESPONSE,
+    CommandType.DESCRIBE_SEGMENTS_RESPONSE,
+    CommandType.FIND_INDEX_RESPONSE,
+    CommandType.FETCH_ENTRIES_RESPONSE,
+    CommandType.MOVE_CURSOR_RESPONSE,
 )
 """Answers that carry their error themselves."""
 

@@ -95,6 +95,18 @@ FIELDS: Final[dict[int, str]] = {
     CommandType.DECIDE_TXN_RESPONSE: "decideTxnResponse",
     CommandType.RENEW_TXN: "renewTxn",
     CommandType.RENEW_TXN_RESPONSE: "renewTxnResponse",
+    CommandType.BEGIN_SINK: "beginSink",
+    CommandType.BEGIN_SINK_RESPONSE: "beginSinkResponse",
+    CommandType.GET_SINK: "getSink",
+    CommandType.GET_SINK_RESPONSE: "getSinkResponse",
+    CommandType.DESCRIBE_SEGMENTS: "describeSegments",
+    CommandType.DESCRIBE_SEGMENTS_RESPONSE: "describeSegmentsResponse",
+    CommandType.FIND_INDEX: "findIndex",
+    CommandType.FIND_INDEX_RESPONSE: "findIndexResponse",
+    CommandType.FETCH_ENTRIES: "fetchEntries",
+    CommandType.FETCH_ENTRIES_RESPONSE: "fetchEntriesResponse",
+    CommandType.MOVE_CURSOR: "moveCursor",
+    CommandType.MOVE_CURSOR_RESPONSE: "moveCursorResponse",
 }
 """Name of the `BaseCommand` field that holds the command of a type."""
 

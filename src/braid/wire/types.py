@@ -95,6 +95,18 @@ class CommandType(IntEnum):
     DECIDE_TXN_RESPONSE = 1003
     RENEW_TXN = 1004
     RENEW_TXN_RESPONSE = 1005
+    BEGIN_SINK = 1006
+    BEGIN_SINK_RESPONSE = 1007
+    GET_SINK = 1008
+    GET_SINK_RESPONSE = 1009
+    DESCRIBE_SEGMENTS = 1010
+    DESCRIBE_SEGMENTS_RESPONSE = 1011
+    FIND_INDEX = 1012
+    FIND_INDEX_RESPONSE = 1013
+    FETCH_ENTRIES = 1014
+    FETCH_ENTRIES_RESPONSE = 1015
+    MOVE_CURSOR = 1016
+    MOVE_CURSOR_RESPONSE = 1017
 
 
 class ServerError(IntEnum):
@@ -316,6 +328,12 @@ FROM_CLIENT: Final = frozenset(
         CommandType.NEW_SUB_TXN,
         CommandType.DECIDE_TXN,
         CommandType.RENEW_TXN,
+        CommandType.BEGIN_SINK,
+        CommandType.GET_SINK,
+        CommandType.DESCRIBE_SEGMENTS,
+        CommandType.FIND_INDEX,
+        CommandType.FETCH_ENTRIES,
+        CommandType.MOVE_CURSOR,
     }
 )
 """Types a broker takes; every other known type goes from broker to client only."""

@@ -1589,8 +1589,200 @@ class CommandWatchTcAssignmentsClose(_message.Message):
     watch_id: int
     def __init__(self, watch_id: _Optional[int] = ...) -> None: ...
 
+class CommandBeginSink(_message.Message):
+    __slots__ = ("request_id", "sink", "batch", "run", "txn_ttl_millis")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SINK_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    TXN_TTL_MILLIS_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    sink: str
+    batch: int
+    run: str
+    txn_ttl_millis: int
+    def __init__(self, request_id: _Optional[int] = ..., sink: _Optional[str] = ..., batch: _Optional[int] = ..., run: _Optional[str] = ..., txn_ttl_millis: _Optional[int] = ...) -> None: ...
+
+class CommandBeginSinkResponse(_message.Message):
+    __slots__ = ("request_id", "txnid_least_bits", "txnid_most_bits", "error", "message", "is_duplicate")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TXNID_LEAST_BITS_FIELD_NUMBER: _ClassVar[int]
+    TXNID_MOST_BITS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    IS_DUPLICATE_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    txnid_least_bits: int
+    txnid_most_bits: int
+    error: ServerError
+    message: str
+    is_duplicate: bool
+    def __init__(self, request_id: _Optional[int] = ..., txnid_least_bits: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., is_duplicate: _Optional[bool] = ...) -> None: ...
+
+class CommandGetSink(_message.Message):
+    __slots__ = ("request_id", "sink")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SINK_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    sink: str
+    def __init__(self, request_id: _Optional[int] = ..., sink: _Optional[str] = ...) -> None: ...
+
+class CommandGetSinkResponse(_message.Message):
+    __slots__ = ("request_id", "error", "message", "last_batch", "current_batch", "current_run", "txnid_least_bits", "txnid_most_bits")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    LAST_BATCH_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_BATCH_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_RUN_FIELD_NUMBER: _ClassVar[int]
+    TXNID_LEAST_BITS_FIELD_NUMBER: _ClassVar[int]
+    TXNID_MOST_BITS_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    error: ServerError
+    message: str
+    last_batch: int
+    current_batch: int
+    current_run: str
+    txnid_least_bits: int
+    txnid_most_bits: int
+    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., last_batch: _Optional[int] = ..., current_batch: _Optional[int] = ..., current_run: _Optional[str] = ..., txnid_least_bits: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ...) -> None: ...
+
+class CommandDescribeSegments(_message.Message):
+    __slots__ = ("request_id", "topics")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    topics: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[int] = ..., topics: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SegmentIndexes(_message.Message):
+    __slots__ = ("topic", "error", "message", "incarnation", "low_index", "stable_index", "end_index", "is_sealed", "stored_bytes")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LOW_INDEX_FIELD_NUMBER: _ClassVar[int]
+    STABLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    END_INDEX_FIELD_NUMBER: _ClassVar[int]
+    IS_SEALED_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    error: ServerError
+    message: str
+    incarnation: str
+    low_index: int
+    stable_index: int
+    end_index: int
+    is_sealed: bool
+    stored_bytes: int
+    def __init__(self, topic: _Optional[str] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., incarnation: _Optional[str] = ..., low_index: _Optional[int] = ..., stable_index: _Optional[int] = ..., end_index: _Optional[int] = ..., is_sealed: _Optional[bool] = ..., stored_bytes: _Optional[int] = ...) -> None: ...
+
+class CommandDescribeSegmentsResponse(_message.Message):
+    __slots__ = ("request_id", "error", "message", "segments")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    error: ServerError
+    message: str
+    segments: _containers.RepeatedCompositeFieldContainer[SegmentIndexes]
+    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[SegmentIndexes, _Mapping]]] = ...) -> None: ...
+
+class CommandFindIndex(_message.Message):
+    __slots__ = ("request_id", "topic", "incarnation", "timestamp", "from_index", "max_messages", "max_bytes")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    FROM_INDEX_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    topic: str
+    incarnation: str
+    timestamp: int
+    from_index: int
+    max_messages: int
+    max_bytes: int
+    def __init__(self, request_id: _Optional[int] = ..., topic: _Optional[str] = ..., incarnation: _Optional[str] = ..., timestamp: _Optional[int] = ..., from_index: _Optional[int] = ..., max_messages: _Optional[int] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+
+class CommandFindIndexResponse(_message.Message):
+    __slots__ = ("request_id", "error", "message", "index")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    error: ServerError
+    message: str
+    index: int
+    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
+
+class CommandFetchEntries(_message.Message):
+    __slots__ = ("request_id", "topic", "incarnation", "from_index", "to_index", "max_bytes")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    FROM_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TO_INDEX_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    topic: str
+    incarnation: str
+    from_index: int
+    to_index: int
+    max_bytes: int
+    def __init__(self, request_id: _Optional[int] = ..., topic: _Optional[str] = ..., incarnation: _Optional[str] = ..., from_index: _Optional[int] = ..., to_index: _Optional[int] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+
+class CommandFetchEntriesResponse(_message.Message):
+    __slots__ = ("request_id", "error", "message", "covered_to", "last_index", "ledger_id", "entry_id", "append_time", "size")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    COVERED_TO_FIELD_NUMBER: _ClassVar[int]
+    LAST_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    APPEND_TIME_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    error: ServerError
+    message: str
+    covered_to: int
+    last_index: _containers.RepeatedScalarFieldContainer[int]
+    ledger_id: _containers.RepeatedScalarFieldContainer[int]
+    entry_id: _containers.RepeatedScalarFieldContainer[int]
+    append_time: _containers.RepeatedScalarFieldContainer[int]
+    size: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., covered_to: _Optional[int] = ..., last_index: _Optional[_Iterable[int]] = ..., ledger_id: _Optional[_Iterable[int]] = ..., entry_id: _Optional[_Iterable[int]] = ..., append_time: _Optional[_Iterable[int]] = ..., size: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CommandMoveCursor(_message.Message):
+    __slots__ = ("request_id", "topic", "incarnation", "subscription", "index")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    topic: str
+    incarnation: str
+    subscription: str
+    index: int
+    def __init__(self, request_id: _Optional[int] = ..., topic: _Optional[str] = ..., incarnation: _Optional[str] = ..., subscription: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
+
+class CommandMoveCursorResponse(_message.Message):
+    __slots__ = ("request_id", "error", "message")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    error: ServerError
+    message: str
+    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ...) -> None: ...
+
 class BaseCommand(_message.Message):
-    __slots__ = ("type", "connect", "connected", "subscribe", "producer", "send", "send_receipt", "send_error", "message", "ack", "flow", "unsubscribe", "success", "error", "close_producer", "close_consumer", "producer_success", "ping", "pong", "redeliverUnacknowledgedMessages", "partitionMetadata", "partitionMetadataResponse", "lookupTopic", "lookupTopicResponse", "consumerStats", "consumerStatsResponse", "reachedEndOfTopic", "seek", "getLastMessageId", "getLastMessageIdResponse", "active_consumer_change", "getTopicsOfNamespace", "getTopicsOfNamespaceResponse", "getSchema", "getSchemaResponse", "authChallenge", "authResponse", "ackResponse", "getOrCreateSchema", "getOrCreateSchemaResponse", "newTxn", "newTxnResponse", "addPartitionToTxn", "addPartitionToTxnResponse", "addSubscriptionToTxn", "addSubscriptionToTxnResponse", "endTxn", "endTxnResponse", "endTxnOnPartition", "endTxnOnPartitionResponse", "endTxnOnSubscription", "endTxnOnSubscriptionResponse", "tcClientConnectRequest", "tcClientConnectResponse", "watchTopicList", "watchTopicListSuccess", "watchTopicUpdate", "watchTopicListClose", "topicMigrated", "scalableTopicLookup", "scalableTopicUpdate", "scalableTopicClose", "scalableTopicSubscribe", "scalableTopicSubscribeResponse", "scalableTopicAssignmentUpdate", "watchScalableTopics", "watchScalableTopicsUpdate", "watchScalableTopicsClose", "watchTcAssignments", "watchTcAssignmentsUpdate", "watchTcAssignmentsClose", "newSubTxn", "newSubTxnResponse", "decideTxn", "decideTxnResponse", "renewTxn", "renewTxnResponse")
+    __slots__ = ("type", "connect", "connected", "subscribe", "producer", "send", "send_receipt", "send_error", "message", "ack", "flow", "unsubscribe", "success", "error", "close_producer", "close_consumer", "producer_success", "ping", "pong", "redeliverUnacknowledgedMessages", "partitionMetadata", "partitionMetadataResponse", "lookupTopic", "lookupTopicResponse", "consumerStats", "consumerStatsResponse", "reachedEndOfTopic", "seek", "getLastMessageId", "getLastMessageIdResponse", "active_consumer_change", "getTopicsOfNamespace", "getTopicsOfNamespaceResponse", "getSchema", "getSchemaResponse", "authChallenge", "authResponse", "ackResponse", "getOrCreateSchema", "getOrCreateSchemaResponse", "newTxn", "newTxnResponse", "addPartitionToTxn", "addPartitionToTxnResponse", "addSubscriptionToTxn", "addSubscriptionToTxnResponse", "endTxn", "endTxnResponse", "endTxnOnPartition", "endTxnOnPartitionResponse", "endTxnOnSubscription", "endTxnOnSubscriptionResponse", "tcClientConnectRequest", "tcClientConnectResponse", "watchTopicList", "watchTopicListSuccess", "watchTopicUpdate", "watchTopicListClose", "topicMigrated", "scalableTopicLookup", "scalableTopicUpdate", "scalableTopicClose", "scalableTopicSubscribe", "scalableTopicSubscribeResponse", "scalableTopicAssignmentUpdate", "watchScalableTopics", "watchScalableTopicsUpdate", "watchScalableTopicsClose", "watchTcAssignments", "watchTcAssignmentsUpdate", "watchTcAssignmentsClose", "newSubTxn", "newSubTxnResponse", "decideTxn", "decideTxnResponse", "renewTxn", "renewTxnResponse", "beginSink", "beginSinkResponse", "getSink", "getSinkResponse", "describeSegments", "describeSegmentsResponse", "findIndex", "findIndexResponse", "fetchEntries", "fetchEntriesResponse", "moveCursor", "moveCursorResponse")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CONNECT: _ClassVar[BaseCommand.Type]
@@ -1669,6 +1861,18 @@ class BaseCommand(_message.Message):
         DECIDE_TXN_RESPONSE: _ClassVar[BaseCommand.Type]
         RENEW_TXN: _ClassVar[BaseCommand.Type]
         RENEW_TXN_RESPONSE: _ClassVar[BaseCommand.Type]
+        BEGIN_SINK: _ClassVar[BaseCommand.Type]
+        BEGIN_SINK_RESPONSE: _ClassVar[BaseCommand.Type]
+        GET_SINK: _ClassVar[BaseCommand.Type]
+        GET_SINK_RESPONSE: _ClassVar[BaseCommand.Type]
+        DESCRIBE_SEGMENTS: _ClassVar[BaseCommand.Type]
+        DESCRIBE_SEGMENTS_RESPONSE: _ClassVar[BaseCommand.Type]
+        FIND_INDEX: _ClassVar[BaseCommand.Type]
+        FIND_INDEX_RESPONSE: _ClassVar[BaseCommand.Type]
+        FETCH_ENTRIES: _ClassVar[BaseCommand.Type]
+        FETCH_ENTRIES_RESPONSE: _ClassVar[BaseCommand.Type]
+        MOVE_CURSOR: _ClassVar[BaseCommand.Type]
+        MOVE_CURSOR_RESPONSE: _ClassVar[BaseCommand.Type]
     CONNECT: BaseCommand.Type
     CONNECTED: BaseCommand.Type
     SUBSCRIBE: BaseCommand.Type
@@ -1745,6 +1949,18 @@ class BaseCommand(_message.Message):
     DECIDE_TXN_RESPONSE: BaseCommand.Type
     RENEW_TXN: BaseCommand.Type
     RENEW_TXN_RESPONSE: BaseCommand.Type
+    BEGIN_SINK: BaseCommand.Type
+    BEGIN_SINK_RESPONSE: BaseCommand.Type
+    GET_SINK: BaseCommand.Type
+    GET_SINK_RESPONSE: BaseCommand.Type
+    DESCRIBE_SEGMENTS: BaseCommand.Type
+    DESCRIBE_SEGMENTS_RESPONSE: BaseCommand.Type
+    FIND_INDEX: BaseCommand.Type
+    FIND_INDEX_RESPONSE: BaseCommand.Type
+    FETCH_ENTRIES: BaseCommand.Type
+    FETCH_ENTRIES_RESPONSE: BaseCommand.Type
+    MOVE_CURSOR: BaseCommand.Type
+    MOVE_CURSOR_RESPONSE: BaseCommand.Type
     TYPE_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
@@ -1822,6 +2038,18 @@ class BaseCommand(_message.Message):
     DECIDETXNRESPONSE_FIELD_NUMBER: _ClassVar[int]
     RENEWTXN_FIELD_NUMBER: _ClassVar[int]
     RENEWTXNRESPONSE_FIELD_NUMBER: _ClassVar[int]
+    BEGINSINK_FIELD_NUMBER: _ClassVar[int]
+    BEGINSINKRESPONSE_FIELD_NUMBER: _ClassVar[int]
+    GETSINK_FIELD_NUMBER: _ClassVar[int]
+    GETSINKRESPONSE_FIELD_NUMBER: _ClassVar[int]
+    DESCRIBESEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    DESCRIBESEGMENTSRESPONSE_FIELD_NUMBER: _ClassVar[int]
+    FINDINDEX_FIELD_NUMBER: _ClassVar[int]
+    FINDINDEXRESPONSE_FIELD_NUMBER: _ClassVar[int]
+    FETCHENTRIES_FIELD_NUMBER: _ClassVar[int]
+    FETCHENTRIESRESPONSE_FIELD_NUMBER: _ClassVar[int]
+    MOVECURSOR_FIELD_NUMBER: _ClassVar[int]
+    MOVECURSORRESPONSE_FIELD_NUMBER: _ClassVar[int]
     type: BaseCommand.Type
     connect: CommandConnect
     connected: CommandConnected
@@ -1899,4 +2127,16 @@ class BaseCommand(_message.Message):
     decideTxnResponse: CommandDecideTxnResponse
     renewTxn: CommandRenewTxn
     renewTxnResponse: CommandRenewTxnResponse
-    def __init__(self, type: _Optional[_Union[BaseCommand.Type, str]] = ..., connect: _Optional[_Union[CommandConnect, _Mapping]] = ..., connected: _Optional[_Union[CommandConnected, _Mapping]] = ..., subscribe: _Optional[_Union[CommandSubscribe, _Mapping]] = ..., producer: _Optional[_Union[CommandProducer, _Mapping]] = ..., send: _Optional[_Union[CommandSend, _Mapping]] = ..., send_receipt: _Optional[_Union[CommandSendReceipt, _Mapping]] = ..., send_error: _Optional[_Union[CommandSendError, _Mapping]] = ..., message: _Optional[_Union[CommandMessage, _Mapping]] = ..., ack: _Optional[_Union[CommandAck, _Mapping]] = ..., flow: _Optional[_Union[CommandFlow, _Mapping]] = ..., unsubscribe: _Optional[_Union[CommandUnsubscribe, _Mapping]] = ..., success: _Optional[_Union[CommandSuccess, _Mapping]] = ..., error: _Optional[_Union[CommandError, _Mapping]] = ..., close_producer: _Optional[_Union[CommandCloseProducer, _Mapping]] = ..., close_consumer: _Optional[_Union[CommandCloseConsumer, _Mapping]] = ..., producer_success: _Optional[_Union[CommandProducerSuccess, _Mapping]] = ..., ping: _Optional[_Union[CommandPing, _Mapping]] = ..., pong: _Optional[_Union[CommandPong, _Mapping]] = ..., redeliverUnacknowledgedMessages: _Optional[_Union[CommandRedeliverUnacknowledgedMessages, _Mapping]] = ..., partitionMetadata: _Optional[_Union[CommandPartitionedTopicMetadata, _Mapping]] = ..., partitionMetadataResponse: _Optional[_Union[CommandPartitionedTopicMetadataResponse, _Mapping]] = ..., lookupTopic: _Optional[_Union[CommandLookupTopic, _Mapping]] = ..., lookupTopicResponse: _Optional[_Union[CommandLookupTopicResponse, _Mapping]] = ..., consumerStats: _Optional[_Union[CommandConsumerStats, _Mapping]] = ..., consumerStatsResponse: _Optional[_Union[CommandConsumerStatsResponse, _Mapping]] = ..., reachedEndOfTopic: _Optional[_Union[CommandReachedEndOfTopic, _Mapping]] = ..., seek: _Optional[_Union[CommandSeek, _Mapping]] = ..., getLastMessageId: _Optional[_Union[CommandGetLastMessageId, _Mapping]] = ..., getLastMessageIdResponse: _Optional[_Union[CommandGetLastMessageIdResponse, _Mapping]] = ..., active_consumer_change: _Optional[_Union[CommandActiveConsumerChange, _Mapping]] = ..., getTopicsOfNamespace: _Optional[_Union[CommandGetTopicsOfNamespace, _Mapping]] = ..., getTopicsOfNamespaceResponse: _Optional[_Union[CommandGetTopicsOfNamespaceResponse, _Mapping]] = ..., getSchema: _Optional[_Union[CommandGetSchema, _Mapping]] = ..., getSchemaResponse: _Optional[_Union[CommandGetSchemaResponse, _Mapping]] = ..., authChallenge: _Optional[_Union[CommandAuthChallenge, _Mapping]] = ..., authResponse: _Optional[_Union[CommandAuthResponse, _Mapping]] = ..., ackResponse: _Optional[_Union[CommandAckResponse, _Mapping]] = ..., getOrCreateSchema: _Optional[_Union[CommandGetOrCreateSchema, _Mapping]] = ..., getOrCreateSchemaResponse: _Optional[_Union[CommandGetOrCreateSchemaResponse, _Mapping]] = ..., newTxn: _Optional[_Union[CommandNewTxn, _Mapping]] = ..., newTxnResponse: _Optional[_Union[CommandNewTxnResponse, _Mapping]] = ..., addPartitionToTxn: _Optional[_Union[CommandAddPartitionToTxn, _Mapping]] = ..., addPartitionToTxnResponse: _Optional[_Union[CommandAddPartitionToTxnResponse, _Mapping]] = ..., addSubscriptionToTxn: _Optional[_Union[CommandAddSubscriptionToTxn, _Mapping]] = ..., addSubscriptionToTxnResponse: _Optional[_Union[CommandAddSubscriptionToTxnResponse, _Mapping]] = ..., endTxn: _Optional[_Union[CommandEndTxn, _Mapping]] = ..., endTxnResponse: _Optional[_Union[CommandEndTxnResponse, _Mapping]] = ..., endTxnOnPartition: _Optional[_Union[CommandEndTxnOnPartition, _Mapping]] = ..., endTxnOnPartitionResponse: _Optional[_Union[CommandEndTxnOnPartitionResponse, _Mapping]] = ..., endTxnOnSubscription: _Optional[_Union[CommandEndTxnOnSubscription, _Mapping]] = ..., endTxnOnSubscriptionResponse: _Optional[_Union[CommandEndTxnOnSubscriptionResponse, _Mapping]] = ..., tcClientConnectRequest: _Optional[_Union[CommandTcClientConnectRequest, _Mapping]] = ..., tcClientConnectResponse: _Optional[_Union[CommandTcClientConnectResponse, _Mapping]] = ..., watchTopicList: _Optional[_Union[CommandWatchTopicList, _Mapping]] = ..., watchTopicListSuccess: _Optional[_Union[CommandWatchTopicListSuccess, _Mapping]] = ..., watchTopicUpdate: _Optional[_Union[CommandWatchTopicUpdate, _Mapping]] = ..., watchTopicListClose: _Optional[_Union[CommandWatchTopicListClose, _Mapping]] = ..., topicMigrated: _Optional[_Union[CommandTopicMigrated, _Mapping]] = ..., scalableTopicLookup: _Optional[_Union[CommandScalableTopicLookup, _Mapping]] = ..., scalableTopicUpdate: _Optional[_Union[CommandScalableTopicUpdate, _Mapping]] = ..., scalableTopicClose: _Optional[_Union[CommandScalableTopicClose, _Mapping]] = ..., scalableTopicSubscribe: _Optional[_Union[CommandScalableTopicSubscribe, _Mapping]] = ..., scalableTopicSubscribeResponse: _Optional[_Union[CommandScalableTopicSubscribeResponse, _Mapping]] = ..., scalableTopicAssignmentUpdate: _Optional[_Union[CommandScalableTopicAssignmentUpdate, _Mapping]] = ..., watchScalableTopics: _Optional[_Union[CommandWatchScalableTopics, _Mapping]] = ..., watchScalableTopicsUpdate: _Optional[_Union[CommandWatchScalableTopicsUpdate, _Mapping]] = ..., watchScalableTopicsClose: _Optional[_Union[CommandWatchScalableTopicsClose, _Mapping]] = ..., watchTcAssignments: _Optional[_Union[CommandWatchTcAssignments, _Mapping]] = ..., watchTcAssignmentsUpdate: _Optional[_Union[CommandWatchTcAssignmentsUpdate, _Mapping]] = ..., watchTcAssignmentsClose: _Optional[_Union[CommandWatchTcAssignmentsClose, _Mapping]] = ..., newSubTxn: _Optional[_Union[CommandNewSubTxn, _Mapping]] = ..., newSubTxnResponse: _Optional[_Union[CommandNewSubTxnResponse, _Mapping]] = ..., decideTxn: _Optional[_Union[CommandDecideTxn, _Mapping]] = ..., decideTxnResponse: _Optional[_Union[CommandDecideTxnResponse, _Mapping]] = ..., renewTxn: _Optional[_Union[CommandRenewTxn, _Mapping]] = ..., renewTxnResponse: _Optional[_Union[CommandRenewTxnResponse, _Mapping]] = ...) -> None: ...
+    beginSink: CommandBeginSink
+    beginSinkResponse: CommandBeginSinkResponse
+    getSink: CommandGetSink
+    getSinkResponse: CommandGetSinkResponse
+    describeSegments: CommandDescribeSegments
+    describeSegmentsResponse: CommandDescribeSegmentsResponse
+    findIndex: CommandFindIndex
+    findIndexResponse: CommandFindIndexResponse
+    fetchEntries: CommandFetchEntries
+    fetchEntriesResponse: CommandFetchEntriesResponse
+    moveCursor: CommandMoveCursor
+    moveCursorResponse: CommandMoveCursorResponse
+    def __init__(self, type: _Optional[_Union[BaseCommand.Type, str]] = ..., connect: _Optional[_Union[CommandConnect, _Mapping]] = ..., connected: _Optional[_Union[CommandConnected, _Mapping]] = ..., subscribe: _Optional[_Union[CommandSubscribe, _Mapping]] = ..., producer: _Optional[_Union[CommandProducer, _Mapping]] = ..., send: _Optional[_Union[CommandSend, _Mapping]] = ..., send_receipt: _Optional[_Union[CommandSendReceipt, _Mapping]] = ..., send_error: _Optional[_Union[CommandSendError, _Mapping]] = ..., message: _Optional[_Union[CommandMessage, _Mapping]] = ..., ack: _Optional[_Union[CommandAck, _Mapping]] = ..., flow: _Optional[_Union[CommandFlow, _Mapping]] = ..., unsubscribe: _Optional[_Union[CommandUnsubscribe, _Mapping]] = ..., success: _Optional[_Union[CommandSuccess, _Mapping]] = ..., error: _Optional[_Union[CommandError, _Mapping]] = ..., close_producer: _Optional[_Union[CommandCloseProducer, _Mapping]] = ..., close_consumer: _Optional[_Union[CommandCloseConsumer, _Mapping]] = ..., producer_success: _Optional[_Union[CommandProducerSuccess, _Mapping]] = ..., ping: _Optional[_Union[CommandPing, _Mapping]] = ..., pong: _Optional[_Union[CommandPong, _Mapping]] = ..., redeliverUnacknowledgedMessages: _Optional[_Union[CommandRedeliverUnacknowledgedMessages, _Mapping]] = ..., partitionMetadata: _Optional[_Union[CommandPartitionedTopicMetadata, _Mapping]] = ..., partitionMetadataResponse: _Optional[_Union[CommandPartitionedTopicMetadataResponse, _Mapping]] = ..., lookupTopic: _Optional[_Union[CommandLookupTopic, _Mapping]] = ..., lookupTopicResponse: _Optional[_Union[CommandLookupTopicResponse, _Mapping]] = ..., consumerStats: _Optional[_Union[CommandConsumerStats, _Mapping]] = ..., consumerStatsResponse: _Optional[_Union[CommandConsumerStatsResponse, _Mapping]] = ..., reachedEndOfTopic: _Optional[_Union[CommandReachedEndOfTopic, _Mapping]] = ..., seek: _Optional[_Union[CommandSeek, _Mapping]] = ..., getLastMessageId: _Optional[_Union[CommandGetLastMessageId, _Mapping]] = ..., getLastMessageIdResponse: _Optional[_Union[CommandGetLastMessageIdResponse, _Mapping]] = ..., active_consumer_change: _Optional[_Union[CommandActiveConsumerChange, _Mapping]] = ..., getTopicsOfNamespace: _Optional[_Union[CommandGetTopicsOfNamespace, _Mapping]] = ..., getTopicsOfNamespaceResponse: _Optional[_Union[CommandGetTopicsOfNamespaceResponse, _Mapping]] = ..., getSchema: _Optional[_Union[CommandGetSchema, _Mapping]] = ..., getSchemaResponse: _Optional[_Union[CommandGetSchemaResponse, _Mapping]] = ..., authChallenge: _Optional[_Union[CommandAuthChallenge, _Mapping]] = ..., authResponse: _Optional[_Union[CommandAuthResponse, _Mapping]] = ..., ackResponse: _Optional[_Union[CommandAckResponse, _Mapping]] = ..., getOrCreateSchema: _Optional[_Union[CommandGetOrCreateSchema, _Mapping]] = ..., getOrCreateSchemaResponse: _Optional[_Union[CommandGetOrCreateSchemaResponse, _Mapping]] = ..., newTxn: _Optional[_Union[CommandNewTxn, _Mapping]] = ..., newTxnResponse: _Optional[_Union[CommandNewTxnResponse, _Mapping]] = ..., addPartitionToTxn: _Optional[_Union[CommandAddPartitionToTxn, _Mapping]] = ..., addPartitionToTxnResponse: _Optional[_Union[CommandAddPartitionToTxnResponse, _Mapping]] = ..., addSubscriptionToTxn: _Optional[_Union[CommandAddSubscriptionToTxn, _Mapping]] = ..., addSubscriptionToTxnResponse: _Optional[_Union[CommandAddSubscriptionToTxnResponse, _Mapping]] = ..., endTxn: _Optional[_Union[CommandEndTxn, _Mapping]] = ..., endTxnResponse: _Optional[_Union[CommandEndTxnResponse, _Mapping]] = ..., endTxnOnPartition: _Optional[_Union[CommandEndTxnOnPartition, _Mapping]] = ..., endTxnOnPartitionResponse: _Optional[_Union[CommandEndTxnOnPartitionResponse, _Mapping]] = ..., endTxnOnSubscription: _Optional[_Union[CommandEndTxnOnSubscription, _Mapping]] = ..., endTxnOnSubscriptionResponse: _Optional[_Union[CommandEndTxnOnSubscriptionResponse, _Mapping]] = ..., tcClientConnectRequest: _Optional[_Union[CommandTcClientConnectRequest, _Mapping]] = ..., tcClientConnectResponse: _Optional[_Union[CommandTcClientConnectResponse, _Mapping]] = ..., watchTopicList: _Optional[_Union[CommandWatchTopicList, _Mapping]] = ..., watchTopicListSuccess: _Optional[_Union[CommandWatchTopicListSuccess, _Mapping]] = ..., watchTopicUpdate: _Optional[_Union[CommandWatchTopicUpdate, _Mapping]] = ..., watchTopicListClose: _Optional[_Union[CommandWatchTopicListClose, _Mapping]] = ..., topicMigrated: _Optional[_Union[CommandTopicMigrated, _Mapping]] = ..., scalableTopicLookup: _Optional[_Union[CommandScalableTopicLookup, _Mapping]] = ..., scalableTopicUpdate: _Optional[_Union[CommandScalableTopicUpdate, _Mapping]] = ..., scalableTopicClose: _Optional[_Union[CommandScalableTopicClose, _Mapping]] = ..., scalableTopicSubscribe: _Optional[_Union[CommandScalableTopicSubscribe, _Mapping]] = ..., scalableTopicSubscribeResponse: _Optional[_Union[CommandScalableTopicSubscribeResponse, _Mapping]] = ..., scalableTopicAssignmentUpdate: _Optional[_Union[CommandScalableTopicAssignmentUpdate, _Mapping]] = ..., watchScalableTopics: _Optional[_Union[CommandWatchScalableTopics, _Mapping]] = ..., watchScalableTopicsUpdate: _Optional[_Union[CommandWatchScalableTopicsUpdate, _Mapping]] = ..., watchScalableTopicsClose: _Optional[_Union[CommandWatchScalableTopicsClose, _Mapping]] = ..., watchTcAssignments: _Optional[_Union[CommandWatchTcAssignments, _Mapping]] = ..., watchTcAssignmentsUpdate: _Optional[_Union[CommandWatchTcAssignmentsUpdate, _Mapping]] = ..., watchTcAssignmentsClose: _Optional[_Union[CommandWatchTcAssignmentsClose, _Mapping]] = ..., newSubTxn: _Optional[_Union[CommandNewSubTxn, _Mapping]] = ..., newSubTxnResponse: _Optional[_Union[CommandNewSubTxnResponse, _Mapping]] = ..., decideTxn: _Optional[_Union[CommandDecideTxn, _Mapping]] = ..., decideTxnResponse: _Optional[_Union[CommandDecideTxnResponse, _Mapping]] = ..., renewTxn: _Optional[_Union[CommandRenewTxn, _Mapping]] = ..., renewTxnResponse: _Optional[_Union[CommandRenewTxnResponse, _Mapping]] = ..., beginSink: _Optional[_Union[CommandBeginSink, _Mapping]] = ..., beginSinkResponse: _Optional[_Union[CommandBeginSinkResponse, _Mapping]] = ..., getSink: _Optional[_Union[CommandGetSink, _Mapping]] = ..., getSinkResponse: _Optional[_Union[CommandGetSinkResponse, _Mapping]] = ..., describeSegments: _Optional[_Union[CommandDescribeSegments, _Mapping]] = ..., describeSegmentsResponse: _Optional[_Union[CommandDescribeSegmentsResponse, _Mapping]] = ..., findIndex: _Optional[_Union[CommandFindIndex, _Mapping]] = ..., findIndexResponse: _Optional[_Union[CommandFindIndexResponse, _Mapping]] = ..., fetchEntries: _Optional[_Union[CommandFetchEntries, _Mapping]] = ..., fetchEntriesResponse: _Optional[_Union[CommandFetchEntriesResponse, _Mapping]] = ..., moveCursor: _Optional[_Union[CommandMoveCursor, _Mapping]] = ..., moveCursorResponse: _Optional[_Union[CommandMoveCursorResponse, _Mapping]] = ...) -> None: ...
