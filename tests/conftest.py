@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 WAIVERS = ROOT / "waivers.toml"
 RANGES = {"INV": 17, "R468": 94, "R473": 57, "R475": 40, "R477": 81}
+REQUIREMENT = "requirement"
 _results: dict[str, dict[str, bool]] = {}
 
 
@@ -31,13 +32,19 @@ def requirement_ids(item: pytest.Item) -> set[str]:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, object, None]:
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
-    if report.when == "call" or report.failed:
-        for requirement in requirement_ids(item):
-            passed = _results.setdefault(requirement, {})
-            passed[item.location[0]] = passed.get(item.location[0], True) and report.passed
+    shown = [(REQUIREMENT, each) for each in sorted(requirement_ids(item))]
+    report.user_properties = [*report.user_properties, *shown]  # these reach the process that writes the table
     if report.skipped and os.environ.get("CI") and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} was skipped, which is a failure in CI: {report.longrepr}"
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" or report.failed:
+        file = report.location[0]
+        for requirement in (str(value) for name, value in report.user_properties if name == REQUIREMENT):
+            passed = _results.setdefault(requirement, {})
+            passed[file] = passed.get(file, True) and report.passed
 
 
 def _order(requirement: str) -> tuple[str, int]:
@@ -47,7 +54,7 @@ def _order(requirement: str) -> tuple[str, int]:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     target: Path | None = session.config.getoption("--write-requirements")
-    if target is None or exitstatus not in (0, 1):
+    if target is None or exitstatus not in (0, 1) or hasattr(session.config, "workerinput"):
         return
     waived = tomllib.loads(WAIVERS.read_text()).get("waived", {})
     known = {

@@ -52,11 +52,19 @@ def urls(brokers: InProcessBroker) -> dict[str, str]:
     return {node.broker_id: node.http_url for node in brokers.nodes}
 
 
+async def patiently(http: httpx.AsyncClient, method: str, url: str) -> httpx.Response:
+    """Ask until there is a leader: each call waits for one, but not for long."""
+    while (answer := await http.request(method, url, follow_redirects=True)).status_code == 503:
+        pass
+    return answer
+
+
 async def make(brokers: InProcessBroker, http: httpx.AsyncClient, segments: int = 8) -> str:
     """A topic; returns the address of its leader."""
     base = brokers.nodes[1].http_url
-    assert (await http.put(f"{base}{ROOT}/{ENCODED}?numInitialSegments={segments}")).status_code == 204
-    answer = await http.get(f"{base}{ROOT}/{ENCODED}/stats", follow_redirects=True)
+    made = await patiently(http, "PUT", f"{base}{ROOT}/{ENCODED}?numInitialSegments={segments}")
+    assert made.status_code in (204, 409), made.text
+    answer = await patiently(http, "GET", f"{base}{ROOT}/{ENCODED}/stats")
     assert answer.status_code == 200, answer.text
     return urls(brokers)[answer.json()["leader"]]
 
