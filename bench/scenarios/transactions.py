@@ -27,7 +27,7 @@ from braid.txn.records import AbortedTxn, State, TxnHeader, position_text
 from braid.txn.store import TransactionStore
 from braid.web.config import StandaloneConfig
 from braid.wire import requests, txn_requests
-from braid.wire.client import Delivery
+from braid.wire.client import Bulk, Delivery
 from braid.wire.commands import Command
 from braid.wire.types import CommandType, LookupResult, TxnAction
 
@@ -335,5 +335,5 @@ async def _receipts(client: RawClient, count: int) -> None:
             raise RuntimeError(f"A message was refused: {answer.body}")
 
 
-def _is_answer(event: Command | Delivery) -> bool:
+def _is_answer(event: Command | Delivery | Bulk) -> bool:
     return isinstance(event, Command) and event.type in (CommandType.SEND_RECEIPT, CommandType.SEND_ERROR)

@@ -23,6 +23,7 @@ A message is a full sentence that names the object and the remedy; the numbers r
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import ClassVar, NoReturn
 
@@ -132,6 +133,10 @@ class TransactionNotFound(NotFound):
     code = 24
 
 
+class SinkNotFound(NotFound):
+    """Nothing is known of this sink: no batch was ever begun in it, or it was forgotten."""
+
+
 class Conflict(RequestError):
     """The request contradicts the present state."""
 
@@ -184,10 +189,27 @@ class CheckpointOutdated(Conflict):
     """A checkpoint of an earlier incarnation of the topic, or of a segment that retention has removed; nothing was read."""
 
 
+class IncarnationMismatch(Conflict):
+    """The topic was deleted and created again since the position that is asked for was noted; nothing was read."""
+
+
+class DataLost(Conflict):
+    """Messages of the range that is asked for are not stored any more; nothing was read."""
+
+    def __init__(self, message: str = "", low: int = 0) -> None:
+        super().__init__(message)
+        self.low = low
+        """Index of the first message from there on that is kept."""
+
+
 class ProducerFenced(Conflict):
     """Exclusive access to the topic was lost for good."""
 
     code = 25
+
+
+class SinkFenced(ProducerFenced):
+    """A later run of the job has the sink; this one may write no more batches to it."""
 
 
 class Rejected(RequestError):
@@ -437,8 +459,22 @@ def _by_code() -> dict[int, type[BraidError]]:
 BY_CODE: dict[int, type[BraidError]] = _by_code()
 
 
+_MARKED = re.compile(r"\[(IncarnationMismatch|DataLost)(?: low=(\d{1,20}))?\] ")
+"""What the text of an error begins with that has no number of its own and must be told apart all the same."""
+
+
+def wire_text(error: BraidError) -> str:
+    """The text that goes with an error's number to a peer that is Braid."""
+    if isinstance(error, DataLost):
+        return f"[DataLost low={error.low}] {error.message}"
+    return f"[IncarnationMismatch] {error.message}" if isinstance(error, IncarnationMismatch) else error.message
+
+
 def from_code(code: int, message: str) -> BraidError:
-    """The error a peer reported by number."""
+    """The error a peer reported by number, and by the mark of `wire_text` where that is not enough."""
+    if (marked := _MARKED.match(message)) is not None:
+        text = message[marked.end() :]
+        return DataLost(text, int(marked[2] or 0)) if marked[1] == "DataLost" else IncarnationMismatch(text)
     return BY_CODE.get(code, UnknownFailure)(message)
 
 

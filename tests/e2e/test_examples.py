@@ -1,4 +1,7 @@
-"""The programs in `examples/` run as they stand against a broker, end well and say what they promise."""
+"""The programs in `examples/` run as they stand against a broker, end well and say what they promise.
+
+Those of Spark are tried where there is a session of Spark, with its guides.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def broker() -> Iterator[BackgroundBroker]:
 
 
 def test_all_are_tried() -> None:
-    found = {path.name for path in EXAMPLES.glob("*.py") if not path.name.startswith("demo")}
+    found = {path.name for path in EXAMPLES.glob("*.py") if not path.name.startswith(("demo", "spark_"))}
     assert found == set(PROMISES)
 
 

@@ -75,6 +75,16 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_requests_per_connection: Annotated[
         int, setting("Requests of one connection under way at the same time", ge=1, le=1_000_000)
     ] = 5000
+    max_fetches_per_connection: Annotated[
+        int, setting("Bulk reads of one connection under way at the same time; further ones wait", ge=1, le=1000)
+    ] = 4
+    fetch_max_bytes: Annotated[
+        int, setting("Bytes of entries in one answer to a bulk read, if not one entry is larger", ge=1024, le=64 << 20)
+    ] = 4 << 20
+    max_fetch_bytes: Annotated[
+        int, setting("Bytes of bulk reads under way in the whole broker; further ones wait", ge=1 << 20, le=1 << 40)
+    ] = 256 << 20
+    max_described_topics: Annotated[int, setting("Topics whose indexes are asked for in one request", ge=1, le=100_000)] = 1000
     max_handles_per_connection: Annotated[int, setting("Producers plus consumers of one connection", ge=1, le=1_000_000)] = (
         20_000
     )

@@ -63,6 +63,8 @@ class BrokerConnection(asyncio.Protocol):
         self.coordinator_watches: dict[int, CoordinatorWatch] = {}
         self.creating: dict[tuple[str, int], bool] = {}
         """Producers, consumers and watches under way, by kind and id; True once the client has closed it again meanwhile."""
+        self.fetching = asyncio.Semaphore(self.config.max_fetches_per_connection)
+        """Bulk reads under way; the others wait for their turn."""
         self._closed_producers: OrderedDict[int, tuple[float, BraidError | None]] = OrderedDict()
         """Those closed by the broker: when, and what their late messages are answered with."""
         self._transport: asyncio.Transport | None = None
@@ -117,10 +119,10 @@ class BrokerConnection(asyncio.Protocol):
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def pause_writing(self) -> None:
-        self.link.is_writable = False
+        self.link.writable(False)
 
     def resume_writing(self) -> None:
-        self.link.is_writable = True
+        self.link.writable(True)
         self._resume_reading()
         for consumer in list(self.consumers.values()):
             consumer.subscription.pump()

@@ -23,6 +23,7 @@ class Link:
 
     __slots__ = (
         "_clock",
+        "_drained",
         "_flush_queued",
         "_loop",
         "_out",
@@ -48,6 +49,8 @@ class Link:
         self._out_bytes = 0
         """Of messages only: answers are small, and bounded by what was asked."""
         self._flush_queued = False
+        self._drained: list[asyncio.Future[None]] = []
+        """Who waits until the socket takes more."""
         self._probes: list[asyncio.Future[bool]] = []
         self.peer = "?"
         self.client_version = ""
@@ -76,6 +79,7 @@ class Link:
         self._transport = None
         self._out = []
         self._answer_probes(False)
+        self._wake_drained()
 
     def write(self, frame: bytes) -> None:
         """Queue one frame for the socket."""
@@ -101,6 +105,31 @@ class Link:
         elif not self._flush_queued:
             self._flush_queued = True
             self._loop.call_soon(self.flush)
+
+    async def deliver_bulk(self, head: bytes, payload: bytes) -> None:
+        """Send one large answer; returns once the socket takes more, or the connection is gone."""
+        self.flush()
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        transport.write(head)
+        transport.write(payload)
+        if not self.is_writable and self.is_open:
+            drained: asyncio.Future[None] = self._loop.create_future()
+            self._drained.append(drained)
+            await drained
+
+    def writable(self, is_writable: bool) -> None:
+        """The socket is full, or takes more again."""
+        self.is_writable = is_writable
+        if is_writable:
+            self._wake_drained()
+
+    def _wake_drained(self) -> None:
+        drained, self._drained = self._drained, []
+        for one in drained:
+            if not one.done():
+                one.set_result(None)
 
     def flush(self) -> None:
         """Hand everything queued to the socket."""

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import islice
 
 from braid import __version__
-from braid.broker.budget import PublishBudget
+from braid.broker.budget import PublishBudget, ReadBudget
 from braid.broker.config import BrokerConfig
 from braid.broker.namespaces import Namespaces
 from braid.broker.ownership import BundleUnloading, OwnedElsewhere, Ownership
@@ -84,6 +84,7 @@ class BrokerService(ScalableTopics):
         self._compose(runtime, metadata, scalable, self.segments)
         self.transactions = Transactions(self, runtime, metadata, transactions)
         self.budget = PublishBudget(config.max_pending_publish_bytes)
+        self.read_budget = ReadBudget(config.max_fetch_bytes)
         self.topics: dict[str, Topic] = {}
         self._loading: dict[str, asyncio.Future[Topic]] = {}
         self._closing: dict[str, asyncio.Future[None]] = {}

@@ -27,6 +27,7 @@ from braid.errors import (
     TopicTerminated,
 )
 from braid.managedledger.api import Entry
+from braid.managedledger.indexes import LogIndexes
 from braid.managedledger.log import ManagedLedger
 from braid.model import names
 from braid.model.names import TopicName
@@ -65,6 +66,7 @@ class Topic(TopicProducers):
         "bytes_in",
         "created_ms",
         "deduplicates_all",
+        "indexes",
         "is_segment",
         "last_publish_ms",
         "messages_in",
@@ -78,6 +80,7 @@ class Topic(TopicProducers):
         self.service = service
         self.budget = service.budget
         self.transactions: MetadataTransactionBuffer
+        self.indexes: LogIndexes
         self.is_segment = name.descriptor is not None
         self.deduplicates_all = False
         """Whether every producer is deduplicated; else only those that ask for it."""
@@ -94,6 +97,7 @@ class Topic(TopicProducers):
     async def opened(self, managed: ManagedLedger, *, deduplicate: bool) -> None:
         """The log is open: take over its transactions, make its durable subscriptions and restore the deduplication state."""
         self.log = managed
+        self.indexes = LogIndexes(managed)
         shared = self.service.transactions
         self.transactions = MetadataTransactionBuffer(
             str(self.name), managed, shared.store, shared.decisions, self.clock, self.tasks, self._more_readable

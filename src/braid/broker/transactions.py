@@ -18,6 +18,7 @@ from braid.txn.config import TransactionConfig
 from braid.txn.coordinator import TransactionCoordinator
 from braid.txn.decisions import Decisions
 from braid.txn.partitions import CoordinatorPartitions
+from braid.txn.sinks import Sinks
 from braid.txn.store import TransactionStore
 from braid.txn.sweeps import TransactionSweeps
 
@@ -35,6 +36,7 @@ class Transactions:
         self.store = TransactionStore(metadata, runtime.clock)
         self.decisions = Decisions(metadata, self.store, runtime.clock, reconcile_seconds=config.reconcile_seconds)
         self.coordinator = TransactionCoordinator(self.store, runtime.clock, config)
+        self.sinks = Sinks(self.store, self.coordinator, runtime.clock, config)
         self.watches = CoordinatorWatches(runtime.clock, lambda: self.coordinators, self._picture)
         self.partitions: CoordinatorPartitions | None = None
         """None before the broker is announced."""
@@ -57,7 +59,7 @@ class Transactions:
         )
         self.partitions.on_change(self.watches.changed)
         self._sweeps = TransactionSweeps(
-            self.store, self.coordinator, self.partitions, self._clock, self.config, self._load_segment
+            self.store, self.coordinator, self.partitions, self._clock, self.config, self._load_segment, self.sinks
         )
         await self.partitions.start()
         self._sweeps.start()

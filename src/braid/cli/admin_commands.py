@@ -21,7 +21,7 @@ from braid.cli.admin_groups import DEFAULT_URL, HELP_OPTIONS, Output, Timeout, U
 from braid.cli.admin_output import done, note, show
 from braid.cli.admin_spellings import further_option, merge, spellings
 from braid.cli.admin_values import age_of, end_of, message_id_of, moment_of, pairs_of, start_of, target_of
-from braid.client import admin, admin_namespaces, admin_scalable, admin_topics, admin_transactions
+from braid.client import admin, admin_namespaces, admin_scalable, admin_sinks, admin_topics, admin_transactions
 from braid.client.admin import AdminClient
 from braid.client.operations import OPERATIONS, Operation, operations_of
 from braid.errors import ConfigError, ConnectFailed, NotFound
@@ -40,6 +40,7 @@ CLASSES: dict[str, type] = {
     "scalable-topics": admin_scalable.ScalableTopics,
     "segments": admin_scalable.Segments,
     "transactions": admin_transactions.Transactions,
+    "sinks": admin_sinks.Sinks,
 }
 HELP = {
     "topic": "Topic, such as orders or persistent://tenant/namespace/orders.",
@@ -80,11 +81,13 @@ HELP = {
     "routing": "high16 or low16 (clients of Pulsar 5.0.0-M1); the broker's setting if not given.",
     "kind": "stream, queue or checkpoint.",
     "transaction": "Id of the transaction, such as 3_1048576; (3,1048576) and 3:1048576 are understood too.",
+    "sink": "Name of the sink, as the job gives it; <query id>/<topic> if it gives none.",
     "min_age": "Only those that are at least this old: 30s, 5m, 2h, 1d.",
     "limit": "How many, at most; the oldest.",
     "subscriptions": "Subscription it has from the start; may be repeated.",
 }
 HELP_OF = {
+    "sinks": {"limit": "How many, at most; the first by name."},
     "scalable-topics": {
         "topic": "Scalable topic, such as orders or topic://tenant/namespace/orders.",
         "at": "Where it begins: earliest or latest.",
@@ -129,6 +132,7 @@ LISTINGS = {
     "tenant": "braid tenants list",
     "cluster": "braid clusters list",
     "transaction": "braid transactions list",
+    "sink": "braid sinks list",
 }
 """Where to look when the broker says that something of this kind does not exist; the first that fits."""
 

@@ -17,6 +17,7 @@ NOUNS = {
     "scalable-topics": "Topics that split and merge while in use: create, look at, split, merge and delete them.",
     "subscriptions": "The subscriptions of a topic: where they stand, moving and removing them.",
     "transactions": "Transactions: those that are open and what they hold back; abort one that was left behind.",
+    "sinks": "Sinks of exactly-once jobs: the batches they have, the run that writes to them; forget one.",
     "namespaces": "Namespaces (tenant/namespace) and their policies.",
     "tenants": "Tenants, who own namespaces.",
     "brokers": "The brokers of the cluster.",

@@ -14,7 +14,7 @@ import msgspec
 
 from braid.cli.output import emit, printable
 from braid.client.admin_scalable_types import ScalableTopicInfo, ScalableTopicStats, SegmentBacklogStats, SegmentNode
-from braid.client.admin_transaction_types import TransactionInfo
+from braid.client.admin_transaction_types import SinkInfo, TransactionInfo
 from braid.client.admin_types import (
     InternalStats,
     PartitionedInternalStats,
@@ -138,7 +138,7 @@ def _parts(value: Any) -> Iterable[RenderableType]:
         yield from _message(value)
     elif isinstance(value, list):
         yield from _listed(value)
-    elif isinstance(value, ScalableTopicInfo | ScalableTopicStats | TransactionInfo):
+    elif isinstance(value, ScalableTopicInfo | ScalableTopicStats | TransactionInfo | SinkInfo):
         yield from _elsewhere(value)
     elif isinstance(value, TopicStats):
         yield from _topic(value)
@@ -161,10 +161,13 @@ def _parts(value: Any) -> Iterable[RenderableType]:
 
 
 def _listed(values: list[Any]) -> Iterable[RenderableType]:
-    from braid.cli.transactions_output import list_parts
+    from braid.cli.transactions_output import list_parts, sink_list_parts
 
     if values and isinstance(values[0], TransactionInfo):
         yield from list_parts(values)
+        return
+    if values and isinstance(values[0], SinkInfo):
+        yield from sink_list_parts(values)
         return
     for number, each in enumerate(values):
         if number:
@@ -172,11 +175,13 @@ def _listed(values: list[Any]) -> Iterable[RenderableType]:
         yield from _parts(each)
 
 
-def _elsewhere(value: ScalableTopicInfo | ScalableTopicStats | TransactionInfo) -> Iterable[RenderableType]:
+def _elsewhere(value: ScalableTopicInfo | ScalableTopicStats | TransactionInfo | SinkInfo) -> Iterable[RenderableType]:
     """What is shown by modules that use the tables of this one."""
     from braid.cli.scalable_output import metadata_parts, stats_parts
-    from braid.cli.transactions_output import describe_parts
+    from braid.cli.transactions_output import describe_parts, sink_parts
 
+    if isinstance(value, SinkInfo):
+        return sink_parts(value)
     if isinstance(value, TransactionInfo):
         return describe_parts(value)
     if isinstance(value, ScalableTopicInfo):

@@ -11,10 +11,12 @@ from braid import __version__
 from braid.cli.admin_groups import DEFAULT_URL as DEFAULT_ADMIN_URL
 from braid.cli.admin_groups import HELP_OPTIONS, NOUNS, Timeout, group
 from braid.cli.admin_groups import Url as AdminUrl
+from braid.cli.plugins import RootCommands
 from braid.errors import ConfigError
 
 app = typer.Typer(
     name="braid",
+    cls=RootCommands,
     help="Braid: a message-streaming platform that speaks the Pulsar protocol.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

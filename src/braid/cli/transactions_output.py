@@ -1,4 +1,4 @@
-"""How transactions are shown to people: a line each in lists, everything of one in `describe`."""
+"""How transactions and sinks are shown to people: a line each in lists, everything of one in `describe`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from braid.cli.admin_output import pairs, table
 from braid.cli.scalable_output import age
-from braid.client.admin_transaction_types import TransactionAcks, TransactionInfo, TransactionWrites
+from braid.client.admin_transaction_types import SinkInfo, TransactionAcks, TransactionInfo, TransactionWrites
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -49,6 +49,8 @@ def describe_parts(found: TransactionInfo) -> Iterator[RenderableType]:
     rows += [("coordinator", found.most_bits), ("owner", found.owner)]
     if found.is_decider:
         rows.append(("winners", found.winners))
+    if found.sink is not None:
+        rows += [("sink", found.sink), ("batch", found.batch), ("run", found.run)]
     rows.append(("not settled yet", _count(found.operations, found)))
     yield pairs(rows)
     held: list[TransactionWrites | TransactionAcks] = [*found.writes, *found.acks]
@@ -62,6 +64,36 @@ def describe_parts(found: TransactionInfo) -> Iterator[RenderableType]:
             (each.topic, each.subscription, each.positions, each.cumulative, *_subs(each, has_subs)) for each in found.acks
         ]
         yield table(("topic", "subscription", "single entries", "everything up to", *more), lines, "Acknowledged")
+
+
+def sink_list_parts(found: Sequence[SinkInfo]) -> Iterator[RenderableType]:
+    """Sinks, a line each."""
+    rows = [(each.sink, each.last_batch, _under_way(each), each.run, each.run_epoch, _time(each.expires_ms)) for each in found]
+    yield table(("sink", "last batch", "under way", "run", "runs", "forgotten at"), rows)
+
+
+def sink_parts(found: SinkInfo) -> Iterator[RenderableType]:
+    """One sink in full."""
+    current = found.current
+    rows: list[tuple[str, Any]] = [("sink", found.sink), ("last batch in the output", found.last_batch)]
+    if found.last_run is not None:
+        rows.append(("written by the run", found.last_run))
+    if current is not None:
+        rows.append(("begun last", f"batch {current.batch}, transaction {current.transaction}, {current.state.lower()}"))
+    rows += [
+        ("run", found.run),
+        ("runs so far", found.run_epoch),
+        ("retired runs", found.retired_runs),
+        ("owner", found.owner),
+        ("forgotten at", f"{_time(found.expires_ms)}, unless it is used before"),
+    ]
+    yield pairs(rows)
+
+
+def _under_way(found: SinkInfo) -> str | None:
+    if found.current is None or found.current.state != "OPEN":
+        return None
+    return f"batch {found.current.batch} in {found.current.transaction}"
 
 
 def _state(found: TransactionInfo) -> str:

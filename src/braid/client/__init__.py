@@ -15,6 +15,7 @@ from braid.client.deciders import Decider, SubTransaction
 from braid.client.messages import EARLIEST, LATEST, Message, MessageId
 from braid.client.producer import Producer
 from braid.client.queue_consumer import Backoff, QueueConsumer
+from braid.client.sinks import SinkBegin, SinkCurrent, SinkState
 from braid.client.stream_consumer import StreamConsumer
 from braid.client.transactions import Transaction
 
@@ -33,6 +34,9 @@ __all__ = [
     "MessageId",
     "Producer",
     "QueueConsumer",
+    "SinkBegin",
+    "SinkCurrent",
+    "SinkState",
     "StreamConsumer",
     "SubTransaction",
     "Transaction",

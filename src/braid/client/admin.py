@@ -1,4 +1,4 @@
-"""`AdminClient`: tenants, namespaces, topics, subscriptions, transactions, brokers and bundles of a cluster, typed.
+"""`AdminClient`: tenants, namespaces, topics, subscriptions, transactions, sinks, brokers and bundles of a cluster, typed.
 
     async with AdminClient("http://localhost:8080") as admin:
         await admin.topics.create("orders", partitions=4)
@@ -17,6 +17,7 @@ from braid.client import operations_cluster as ops
 from braid.client.admin_calls import Calls, Names, given, namespace_parts
 from braid.client.admin_namespaces import Namespaces
 from braid.client.admin_scalable import ScalableTopics, Segments
+from braid.client.admin_sinks import Sinks
 from braid.client.admin_topics import Subscriptions, Topics
 from braid.client.admin_transactions import Transactions
 from braid.client.admin_transport import AdminTransport, parse_urls
@@ -187,6 +188,7 @@ class AdminClient:
         self.scalable_topics = ScalableTopics(self._transport)
         self.segments = Segments(self._transport)
         self.transactions = Transactions(self._transport)
+        self.sinks = Sinks(self._transport)
 
     @property
     def urls(self) -> Sequence[str]:

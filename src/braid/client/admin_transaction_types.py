@@ -1,4 +1,4 @@
-"""What the admin API says of transactions, as types. Unknown fields are ignored. Pure."""
+"""What the admin API says of transactions and sinks, as types. Unknown fields are ignored. Pure."""
 
 from __future__ import annotations
 
@@ -57,6 +57,10 @@ class TransactionInfo(_Answer, frozen=True):
     """Has sub-transactions."""
     winners: list[int] = []
     """Of a committed decider: the sub-transactions that count."""
+    sink: str | None = None
+    """Of a decider that holds a batch of a sink: which sink, which batch, which run of the job."""
+    batch: int | None = None
+    run: str | None = None
     operations: int = 0
     """Writes and acknowledgments that are not settled yet; 0 of a finished one: nothing is left to do."""
     is_complete: bool = True
@@ -67,3 +71,35 @@ class TransactionInfo(_Answer, frozen=True):
     @property
     def is_open(self) -> bool:
         return self.state == "OPEN"
+
+
+class SinkBatchInfo(_Answer, frozen=True):
+    """The batch that a sink was asked to take last."""
+
+    batch: int
+    transaction: str
+    """Its decider, as `braid transactions describe` takes it."""
+    state: str
+    """OPEN, COMMITTED or ABORTED."""
+
+
+class SinkInfo(_Answer, frozen=True):
+    """Which batches of a job are in its output, and which run of it may write the next."""
+
+    sink: str
+    last_batch: int | None = None
+    """The highest batch that is in the output."""
+    last_run: str | None = None
+    """The run that wrote it."""
+    current: SinkBatchInfo | None = None
+    """What was begun last, unless that is settled for good."""
+    run: str = ""
+    """The run that has the sink."""
+    run_epoch: int = 0
+    """How many runs have had it."""
+    retired_runs: list[str] = []
+    """Runs that lost it to a later one and can write no more, the latest last."""
+    owner: str | None = None
+    """Who began it, if that is known."""
+    expires_ms: int = 0
+    """When it is forgotten unless it is used before."""

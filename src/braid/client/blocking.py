@@ -24,7 +24,7 @@ from braid.client.blocking_admin import (
 )
 from braid.client.blocking_client import CheckpointConsumer, Client, Consumer, QueueConsumer, StreamConsumer, connect
 from braid.client.blocking_producer import Producer
-from braid.client.blocking_transactions import Decider, SubTransaction, Transaction, TransactionScope
+from braid.client.blocking_transactions import Decider, SinkBegin, SubTransaction, Transaction, TransactionScope
 
 __all__ = [
     "AdminClient",
@@ -40,6 +40,7 @@ __all__ = [
     "QueueConsumer",
     "ScalableTopics",
     "Segments",
+    "SinkBegin",
     "StreamConsumer",
     "SubTransaction",
     "Subscriptions",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import TracebackType
 
-from braid.client import admin, admin_namespaces, admin_scalable, admin_topics, admin_transactions
+from braid.client import admin, admin_namespaces, admin_scalable, admin_sinks, admin_topics, admin_transactions
 from braid.client.blocking_loop import Blocking, LoopThread, waited
 
 
@@ -180,6 +180,14 @@ class Transactions(Blocking[admin_transactions.Transactions]):
     abort = waited(admin_transactions.Transactions.abort)
 
 
+class Sinks(Blocking[admin_sinks.Sinks]):
+    """`AdminClient.sinks`."""
+
+    list = waited(admin_sinks.Sinks.list)
+    describe = waited(admin_sinks.Sinks.describe)
+    delete = waited(admin_sinks.Sinks.delete)
+
+
 class AdminClient:
     """Administers a cluster over HTTP; `with` closes it. Safe to use from several threads."""
 
@@ -200,6 +208,7 @@ class AdminClient:
         self.scalable_topics = ScalableTopics(self._inner.scalable_topics, thread)
         self.segments = Segments(self._inner.segments, thread)
         self.transactions = Transactions(self._inner.transactions, thread)
+        self.sinks = Sinks(self._inner.sinks, thread)
 
     @property
     def urls(self) -> Sequence[str]:

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from braid.client import checkpoint_consumer, client, consumer, queue_consumer, stream_consumer
 from braid.client.blocking_loop import LoopThread, Opened, on_loop, waited
 from braid.client.blocking_producer import Producer
-from braid.client.blocking_transactions import Decider, Transaction, TransactionScope
+from braid.client.blocking_transactions import Decider, SinkBegin, Transaction, TransactionScope
 from braid.client.config import ClientConfig
 from braid.client.consumer_segments import SegmentsConsumer
 from braid.client.messages import Message
@@ -182,6 +182,9 @@ class Client(Opened[client.Client]):
     queue_consumer = _opened(client.Client.queue_consumer, QueueConsumer)
     checkpoint_consumer = _opened(client.Client.checkpoint_consumer, CheckpointConsumer)
     partitions = waited(client.Client.partitions)
+    sink = waited(client.Client.sink)
+    decide_batch = waited(client.Client.decide_batch)
+    abort_batch = waited(client.Client.abort_batch)
 
     def transaction(self, *, timeout: float | None = None) -> TransactionScope:
         """A transaction for a `with` block: committed at its end, aborted if it raises."""
@@ -198,6 +201,12 @@ class Client(Opened[client.Client]):
     def join_decider(self, decider: TxnId | str) -> Decider:
         """A decider that was begun elsewhere, by its id, to make sub-transactions of it here. Asks nobody."""
         return Decider(self._look(lambda: self._inner.join_decider(decider)), self._thread)
+
+    def begin_sink(self, sink: str, batch: int, run: str, *, timeout: float) -> SinkBegin:
+        """Begin batch number `batch` of a sink, or learn that it is in the output already. Everybody who asks in the same `run`
+        of a job gets the same decider; a new run takes the sink over, aborts what the one before left open and fences it."""
+        found = self._thread.run(lambda: self._inner.begin_sink(sink, batch, run, timeout=timeout))
+        return SinkBegin(None if found.decider is None else Decider(found.decider, self._thread), found.is_duplicate)
 
     @property
     def url(self) -> str:

@@ -16,7 +16,9 @@ from typing import Any, Concatenate, ParamSpec
 
 from braid.client import producer
 from braid.client.blocking_loop import LoopThread, Opened, waited
+from braid.client.blocks import Block
 from braid.client.messages import MessageId
+from braid.client.transactions import Joinable
 from braid.errors import BraidError, Overloaded
 
 MAX_QUEUED = 1000
@@ -89,7 +91,7 @@ class Handover(Opened[producer.Producer]):
                 return
 
 
-def _copy(done: Future[MessageId], sent: asyncio.Future[MessageId]) -> None:
+def _copy(done: Future[Any], sent: asyncio.Future[Any]) -> None:
     if sent.cancelled():
         done.cancel()
     elif (error := sent.exception()) is not None:
@@ -128,6 +130,19 @@ class Producer(Handover):
     send = sent(producer.Producer.send_nowait)
     send_nowait = queued(producer.Producer.send_nowait)
     room = waited(producer.Producer.room)
+
+    def send_block(self, block: Block, *, txn: Joinable | None = None) -> Future[None]:
+        """Send the messages of a block, in order per key, after everything this thread sent before. Returns once the window
+        has taken all of them; the future is done when the last one is durable, or has failed."""
+        done: Future[None] = Future()
+
+        async def start() -> None:
+            taken = await self._inner.send_block(block, txn=txn)
+            taken.add_done_callback(functools.partial(_copy, done))
+
+        self._enqueue(None).result()
+        self._thread.run(start)
+        return done
 
     @property
     def topic(self) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import TracebackType
 
+import msgspec
+
 from braid.client import deciders, transactions
 from braid.client.blocking_loop import Blocking, LoopThread, waited
 from braid.errors import BraidError
@@ -93,6 +95,15 @@ class Decider(Blocking[deciders.Decider]):
     @property
     def _transaction(self) -> transactions.Transaction:
         return self._inner
+
+
+class SinkBegin(msgspec.Struct, frozen=True):
+    """What `Client.begin_sink` gives."""
+
+    decider: Decider | None
+    """Under whose sub-transactions the batch is written; None of a duplicate."""
+    is_duplicate: bool
+    """The batch is in the output: nothing is to be written."""
 
 
 class TransactionScope:

@@ -6,7 +6,7 @@ Owns the pool of connections (one per broker) and closes everything it made. Kno
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -24,6 +24,8 @@ from braid.client.opening import Closable, Opening
 from braid.client.producer import Producer
 from braid.client.producer_drafts import ProducerOptions, compression_type
 from braid.client.queue_consumer import Backoff, QueueConsumer
+from braid.client.segment_reads import SegmentReads
+from braid.client.sinks import SinkBegin, Sinks, SinkState
 from braid.client.stream_consumer import StreamConsumer
 from braid.client.transactions import Transaction, TransactionScope, milliseconds_of
 from braid.client.values import codec_of
@@ -62,6 +64,8 @@ class Client:
         self._made: dict[Closable, None] = {}
         self._next_id = 0
         self.coordinators = Coordinators(self)
+        self._segment_reads = SegmentReads(self)
+        self._sinks = Sinks(self)
         self.transaction_tasks = Tasks("transactions")
         self._is_closing = False
         self._is_closed = False
@@ -235,6 +239,36 @@ class Client:
     def join_decider(self, decider: TxnId | str) -> Decider:
         """A decider that was begun elsewhere, by its id, to make sub-transactions of it here. Asks nobody."""
         return Decider(self, decider_id(decider), is_joined=True)
+
+    async def begin_sink(self, sink: str, batch: int, run: str, *, timeout: float) -> SinkBegin:
+        """Begin batch number `batch` of a sink, or learn that it is in the output already. Everybody who asks in the same `run`
+        of a job gets the same decider; a new run takes the sink over, aborts what the one before left open and fences it.
+
+        The decider is aborted by the brokers if it is not decided or renewed within `timeout` seconds. Raises SinkFenced if a
+        later run has the sink, InvalidTransactionStatus if this run cannot write the batch any more."""
+        return await self._sinks.begin(sink, batch, run, timeout)
+
+    async def sink(self, sink: str) -> SinkState | None:
+        """Which batches a sink has; None if nothing is in its output and nothing is under way."""
+        return await self._sinks.state(sink)
+
+    async def decide_batch(
+        self, sink: str, batch: int, run: str, txn: TxnId | str, winners: Iterable[int]
+    ) -> Literal["COMMITTED", "DUPLICATE"]:
+        """Put a batch into the output: its decider is committed with these sub-transactions. Can be repeated. DUPLICATE:
+        another run did so before, which is as good.
+
+        Raises SinkFenced or InvalidTransactionStatus if the batch was aborted and is not in the output, DeadlineExceeded if
+        nobody knows."""
+        return await self._sinks.decide(sink, batch, run, txn, winners)
+
+    async def abort_batch(self, txn: TxnId | str) -> None:
+        """Abort the decider of a batch unless it is decided; how it was decided does not matter here."""
+        await self._sinks.abort(txn)
+
+    def segment_reads(self) -> SegmentReads:
+        """Reading topics by ranges of message indexes, in bulk: for connectors that keep positions themselves."""
+        return self._segment_reads
 
     async def partitions(self, topic: str) -> int:
         """How many partitions a topic has; 0 for a plain one."""

@@ -24,7 +24,9 @@ class ClientConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     keep_alive_seconds: Annotated[float, setting("Period of PING on each connection", ge=0.1, le=3600)] = 30.0
     backoff_initial: Annotated[float, setting("First pause before connecting again, in seconds", ge=0.001, le=60)] = 0.1
     backoff_max: Annotated[float, setting("Longest pause before connecting again, in seconds", ge=0.001, le=3600)] = 10.0
-    max_pending_messages: Annotated[int, setting("Messages of a producer not yet acknowledged", ge=1, le=1_000_000)] = 1000
+    max_pending_messages: Annotated[
+        int, setting("Messages of a producer not yet acknowledged; an entry of a block counts as one", ge=1, le=1_000_000)
+    ] = 1000
     max_pending_bytes: Annotated[int, setting("Bytes of a producer not yet acknowledged", ge=1024, le=1 << 40)] = 64 << 20
     sealed_grace: Annotated[
         float, setting("Seconds for a sealed segment's owner to answer what it was sent", ge=0.01, le=60)
@@ -40,6 +42,8 @@ class ClientConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     batch_max_messages: Annotated[int, setting("Messages in one batch", ge=1, le=100_000)] = 1000
     batch_max_bytes: Annotated[int, setting("Bytes in one batch", ge=1, le=128 << 20)] = 128 << 10
     batch_delay: Annotated[float, setting("Seconds a batch waits for more; 0 = until the loop's next turn", ge=0, le=60)] = 0.0
+    block_max_bytes: Annotated[int, setting("Bytes in one entry of a block, uncompressed", ge=1024, le=128 << 20)] = 1 << 20
+    block_max_messages: Annotated[int, setting("Messages in one entry of a block", ge=1, le=1_000_000)] = 100_000
     release_wait: Annotated[
         float, setting("Seconds a stream consumer waits for acknowledgements of a segment it must give away", ge=0, le=86_400)
     ] = 60.0

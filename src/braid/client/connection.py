@@ -18,7 +18,7 @@ from braid.errors import BraidError, ConnectFailed, ConnectionLost, DeadlineExce
 from braid.runtime.clock import Timer
 from braid.runtime.env import Runtime
 from braid.wire import requests
-from braid.wire.client import ClientProtocol, Delivery
+from braid.wire.client import Bulk, ClientProtocol, Delivery
 from braid.wire.commands import Command
 from braid.wire.frames import DEFAULT_MAX_MESSAGE_SIZE
 from braid.wire.replies import PING, PONG
@@ -52,7 +52,8 @@ class ConsumerSide(Protocol):
 
 
 class WatchSide(Protocol):
-    """What a connection tells a layout session (commands 70 to 72), or the watch of coordinators (79 to 81)."""
+    """What a connection tells a layout session (commands 70 to 72), the watch of a namespace (76 to 78) or of coordinators
+    (79 to 81)."""
 
     def update(self, body: Any) -> None: ...
 
@@ -81,6 +82,7 @@ class Connection(asyncio.Protocol):
         self.watches: dict[int, WatchSide] = {}
         self.scalable_consumers: dict[int, ScalableConsumerSide] = {}
         self.coordinator_watches: dict[int, WatchSide] = {}
+        self.namespace_watches: dict[int, WatchSide] = {}
         self.supports_scalable_topics = False
         """Whether the broker said so in CONNECTED."""
         self._loop = asyncio.get_running_loop()
@@ -128,6 +130,8 @@ class Connection(asyncio.Protocol):
                 self._delivery(event)
             elif isinstance(event, Command):
                 self._command(event)
+            elif isinstance(event, Bulk):
+                self._bulk(event)
             else:
                 self.abort(event)
 
@@ -229,11 +233,12 @@ class Connection(asyncio.Protocol):
         watches, self.watches = self.watches, {}
         scalable, self.scalable_consumers = self.scalable_consumers, {}
         coordinators, self.coordinator_watches = self.coordinator_watches, {}
+        namespaces, self.namespace_watches = self.namespace_watches, {}
         for producer in producers.values():
             producer.detached(error)
         for consumer in consumers.values():
             consumer.detached(error)
-        for watch in (*watches.values(), *coordinators.values()):
+        for watch in (*watches.values(), *coordinators.values(), *namespaces.values()):
             watch.lost(error)
         for session in scalable.values():
             session.lost(error)
@@ -266,6 +271,15 @@ class Connection(asyncio.Protocol):
         consumer = self.consumers.get(delivery.command.consumer_id)
         if consumer is not None:
             consumer.delivered(delivery)
+
+    def _bulk(self, bulk: Bulk) -> None:
+        """The answer to a request, whose result is the whole of it."""
+        if bulk.data is None:
+            self.abort(ProtocolError(f"An answer from {self.address} was damaged on its way (wrong checksum)."))
+            return
+        answer = self._requests.get(bulk.body.request_id)
+        if answer is not None and not answer.done():
+            answer.set_result(bulk)
 
     def _command(self, command: Command) -> None:
         kind, body = command.type, command.body
@@ -318,6 +332,9 @@ class Connection(asyncio.Protocol):
         elif kind == CommandType.WATCH_TC_ASSIGNMENTS_UPDATE:
             if (watch := self.coordinator_watches.get(body.watch_id)) is not None:
                 watch.update(body)
+        elif kind == CommandType.WATCH_SCALABLE_TOPICS_UPDATE:
+            if (watch := self.namespace_watches.get(body.watch_id)) is not None:
+                watch.update(body)
         elif (session := self.scalable_consumers.get(body.consumer_id)) is not None:
             session.assignment(body)
 
@@ -345,6 +362,7 @@ _FOR_SESSIONS = (
     CommandType.SCALABLE_TOPIC_UPDATE,
     CommandType.SCALABLE_TOPIC_ASSIGNMENT_UPDATE,
     CommandType.WATCH_TC_ASSIGNMENTS_UPDATE,
+    CommandType.WATCH_SCALABLE_TOPICS_UPDATE,
 )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,12 @@ class Coordinators:
             await self._open()
         self._turn += 1
         return self._turn % self.count
+
+    async def of(self, name: str) -> int:
+        """The coordinator for what has this name: always the same one, so that those who ask for it meet at one broker."""
+        if not self.count:
+            await self._open()
+        return zlib.crc32(name.encode()) % self.count
 
     async def ask(self, coordinator: int, build: Callable[[int], bytes], deadline: float) -> Any:
         """The answer to a request; `build` is called for each attempt. What passes is tried again until the deadline and

@@ -88,7 +88,7 @@ class Decider(Transaction):
         """Commit the decider and these sub-transactions, given as such or by number, and abort all others. Returns once that is
         decided; raises as `commit` does. A winner of this client whose sends and acknowledgments are not all answered well is
         refused before anything is decided."""
-        chosen = _numbers(winners)
+        chosen = numbers_of(winners)
         if not self._is_committed:
             for each in self._subs:
                 if each.number in chosen:
@@ -119,7 +119,7 @@ class Decider(Transaction):
             each._finish("UNKNOWN" if state == "UNKNOWN" else "COMMITTED" if is_won else "ABORTED")
 
 
-def _numbers(winners: Any) -> tuple[int, ...]:
+def numbers_of(winners: Any) -> tuple[int, ...]:
     if not isinstance(winners, Iterable) or isinstance(winners, str | bytes):
         raise InvalidArgument(f"winners={winners!r:.100} cannot be used; give a list of sub-transactions or their numbers.")
     found = []

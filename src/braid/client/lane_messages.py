@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from braid.client.attachment import Attachment
+from braid.client.blocks import Block, BlockDraft, BlockSending
 from braid.client.messages import MessageId
 from braid.client.producer_drafts import Draft, ProducerOptions, Sent, UnansweredEntry, Window, fail, make_entry
 from braid.errors import BraidError, DeadlineExceeded, NotAllowed, TooLarge
@@ -53,6 +54,11 @@ class LaneMessages(Attachment):
         self._timeout: Timer | None = None
         self._timeout_at = 0.0
 
+    @property
+    def max_message_size(self) -> int:
+        """What the broker takes; until there is one, what brokers usually do."""
+        return self._max_size
+
     def expired(self, error: BraidError) -> None:
         """What waited in the lane has failed because it waited too long."""
 
@@ -92,6 +98,18 @@ class LaneMessages(Attachment):
             self._put(draft)
         return done
 
+    def send_block(self, block: Block, sending: BlockSending, deadline: float, txn: TxnId | None) -> None:
+        """Take rows of a block, as `send` does a message."""
+        draft = BlockDraft(block, sending, deadline, txn)
+        sending.not_taken -= draft.count
+        self._window.messages += 1
+        self._window.size += draft.size
+        if self.is_held:
+            self._newer.append(draft)
+            self._watch_time()
+        else:
+            self._put_block(draft)
+
     def take_over(self, drafts: list[Draft]) -> None:
         """Messages of a sealed segment, older than anything this lane has not sent yet."""
         if self.failure is not None:
@@ -104,7 +122,7 @@ class LaneMessages(Attachment):
             self._watch_time()
         else:
             for draft in drafts:
-                self._put(draft, is_moved=True)
+                self._put_any(draft, is_moved=True)
 
     def waiting(self) -> Iterator[Draft]:
         """Every message that is not answered, in order."""
@@ -122,9 +140,9 @@ class LaneMessages(Attachment):
         older, self._older = self._older, deque()
         newer, self._newer = self._newer, deque()
         for draft in older:
-            self._put(draft, is_moved=True)
+            self._put_any(draft, is_moved=True)
         for draft in newer:
-            self._put(draft)
+            self._put_any(draft)
         self.seal_batch()
 
     def hold_back(self) -> None:
@@ -190,7 +208,9 @@ class LaneMessages(Attachment):
 
     def _answered(self, answered: UnansweredEntry, ledger_id: int, entry_id: int) -> None:
         drafts, partition, segment_id = answered.drafts, self._partition, self._segment_id
-        if answered.is_batch:
+        if isinstance(drafts[0], BlockDraft):
+            drafts[0].stored()
+        elif answered.is_batch:
             count = len(drafts)
             for index, draft in enumerate(drafts):
                 if not draft.done.done():
@@ -198,6 +218,30 @@ class LaneMessages(Attachment):
         elif not drafts[0].done.done():
             drafts[0].done.set_result(MessageId(ledger_id, entry_id, partition, -1, 0, segment_id))
         self._window.give(len(drafts), answered.size)
+
+    def _put_any(self, draft: Draft, is_moved: bool = False) -> None:
+        if isinstance(draft, BlockDraft):
+            self._put_block(draft)
+        else:
+            self._put(draft, is_moved)
+
+    def _put_block(self, draft: BlockDraft) -> None:
+        """Cut a block into entries of a size that the broker takes, and number and send them."""
+        self.seal_batch()
+        config = self.config
+        pieces = draft.block.cut(min(config.block_max_bytes, self._max_size // 2), config.block_max_messages)
+        self._window.messages += len(pieces) - 1
+        for piece in pieces:
+            part = draft if len(pieces) == 1 else draft.part(piece)
+            part.sequence_id = self.last_sequence_id + 1
+            self.last_sequence_id += part.count
+            entry = part.entry(
+                producer=self.name or "",
+                publish_ms=self.clock.now_ms(),
+                compression=self._options.compression,
+                schema_version=self._schema_version,
+            )
+            self._send_entry([part], entry, part.size, is_batch=True)
 
     def _put(self, draft: Draft, is_moved: bool = False) -> None:
         """Number a message and put it into the batch, or into an entry of its own."""
@@ -238,6 +282,9 @@ class LaneMessages(Attachment):
             compression=self._options.compression,
             schema_version=self._schema_version,
         )
+        self._send_entry(drafts, entry, size, is_batch=is_batch)
+
+    def _send_entry(self, drafts: list[Draft], entry: bytes, size: int, *, is_batch: bool) -> None:
         if len(entry) > self._max_size:
             text = f"A message of {len(entry)} bytes is above the broker's limit of {self._max_size} bytes."
             self._fail(drafts, TooLarge(text))

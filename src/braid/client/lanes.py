@@ -119,7 +119,7 @@ class TopicProducer(LaneMessages):
         """What is unanswered may be stored: a broker that seals a segment answers first, one that is gone does not."""
         self._drop_unsure()
         if self.unanswered:
-            self._doubtful = self.unanswered[-1].drafts[-1].sequence_id
+            self._doubtful = self.unanswered[-1].highest_sequence_id
 
     def abandon(self) -> None:
         """Expect no more answers."""
@@ -272,7 +272,7 @@ class TopicProducer(LaneMessages):
     def _numbered(self, sequence_id: int) -> UnansweredEntry | None:
         """The entry that an answer is about; a refusal may overtake the receipts of those before it."""
         for each in self.unanswered:
-            if sequence_id in (each.sequence_id, each.drafts[-1].sequence_id):
+            if sequence_id in (each.sequence_id, each.highest_sequence_id):
                 return each
         return None
 

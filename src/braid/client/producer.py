@@ -13,6 +13,7 @@ from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from braid.client.blocks import Block, BlockSending
 from braid.client.layouts import LayoutSession
 from braid.client.messages import MessageId
 from braid.client.producer_drafts import ProducerOptions, Sent
@@ -207,6 +208,37 @@ class Producer:
         event_ms = 0 if event_time is None else milliseconds(event_time)
         return lane.send(payload, key, properties, event_ms, sequence_id, 0.0, txn)
 
+    async def send_block(self, block: Block, *, txn: Joinable | None = None) -> asyncio.Future[None]:
+        """Send the messages of a block, in order per key. Returns once the window has taken all of them; the future that it
+        returns is done when the last one is durable, or has failed. A message above the broker's limit is refused with
+        TooLarge before anything is sent. With `txn`, they are there for others once that is committed."""
+        if txn is None:
+            return await self._send_block(block, None)
+        whole = joined(txn)
+        whole.begin()
+        whole.wrote(self._lanes)
+        try:
+            sent = await self._send_block(block, whole.id)
+        except BaseException as error:
+            whole.failed(error)
+            raise
+        whole.follow(sent)
+        return sent
+
+    async def _send_block(self, block: Block, txn: TxnId | None) -> asyncio.Future[None]:
+        sending = BlockSending(block.count, asyncio.get_running_loop().create_future())
+        try:
+            for piece in self._lanes.pieces(block):
+                deadline = self._clock.monotonic() + self._client.config.send_timeout
+                await self._wait_for_room(deadline)
+                self._lanes.send_block(piece, sending, deadline, txn)
+                if sending.not_taken:
+                    await asyncio.sleep(0)  # encoding takes its time; others have theirs in between
+        except BaseException as error:
+            sending.give_up(error)
+            raise
+        return sending.done
+
     async def room(self) -> None:
         """Return once the window takes another message and the sockets take bytes."""
         window, only = self._window, self._lanes.only
@@ -218,7 +250,7 @@ class Producer:
 
     async def flush(self) -> None:
         """Return once every message sent so far is answered, well or badly: its future is done."""
-        futures: list[Sent] = []
+        futures: list[asyncio.Future[Any]] = []
         for lane in list(self._lanes.everything()):
             if not lane.is_held:
                 lane.seal_batch()
@@ -245,7 +277,7 @@ class Producer:
     async def _finish(self) -> None:
         """Wait for answers that can be expected; without a broker nothing is waited for."""
         self._lanes.take_no_more()
-        futures: list[Sent] = []
+        futures: list[asyncio.Future[Any]] = []
         for lane in list(self._lanes.everything()):
             if lane.connection is not None or self._client.is_connected:
                 if not lane.is_held:
@@ -296,7 +328,7 @@ class Producer:
             raise type(failure)(*failure.args)
 
 
-async def _all_done(futures: list[Sent], late: asyncio.Future[None] | None = None) -> None:
+async def _all_done(futures: list[asyncio.Future[Any]], late: asyncio.Future[None] | None = None) -> None:
     """Newest first: mostly, when that is done, all are. Gives up when it is late."""
     for future in reversed(futures):
         if not future.done() and (late is None or not late.done()):

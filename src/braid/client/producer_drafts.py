@@ -58,6 +58,8 @@ class Draft:
         "txn",
         "wanted_id",
     )
+    count = 1
+    """How many messages it stands for."""
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class Draft:
         wanted_id: int | None,
         size: int,
         deadline: float,
-        done: Sent,
+        done: asyncio.Future[Any],
         txn: TxnId | None = None,
     ) -> None:
         self.payload = payload
@@ -84,6 +86,12 @@ class Draft:
         """When to give up; 0 = as its entry says."""
         self.done = done
         self.txn = txn
+
+    def fail(self, error: BraidError) -> None:
+        """Tell whoever waits for it."""
+        if not self.done.done():
+            self.done.set_exception(type(error)(*error.args))
+            self.done.exception()  # nobody may be waiting; that is no reason for a warning
 
 
 class UnansweredEntry:
@@ -104,14 +112,21 @@ class UnansweredEntry:
         return self.drafts[0].sequence_id
 
     @property
+    def highest_sequence_id(self) -> int:
+        last = self.drafts[-1]
+        return last.sequence_id + last.count - 1
+
+    @property
     def txn(self) -> TxnId | None:
         """Of all its messages."""
         return self.drafts[0].txn
 
     def frame(self, producer_id: int) -> bytes:
-        highest = self.drafts[-1].sequence_id if self.is_batch else None
         first = self.drafts[0]
-        return requests.send(producer_id, first.sequence_id, self.entry, len(self.drafts), highest, first.txn)
+        if not self.is_batch:
+            return requests.send(producer_id, first.sequence_id, self.entry, 1, None, first.txn)
+        count = first.count if len(self.drafts) == 1 else len(self.drafts)  # a block is alone in its entry
+        return requests.send(producer_id, first.sequence_id, self.entry, count, self.highest_sequence_id, first.txn)
 
 
 def make_entry(
@@ -164,9 +179,7 @@ def _describe(into: Any, draft: Draft) -> None:
 def fail(drafts: Iterable[Draft], error: BraidError) -> None:
     """Tell whoever waits for these messages."""
     for draft in drafts:
-        if not draft.done.done():
-            draft.done.set_exception(type(error)(*error.args))
-            draft.done.exception()  # nobody may be waiting; that is no reason for a warning
+        draft.fail(error)
 
 
 class Window:

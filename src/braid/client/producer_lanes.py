@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from braid.client.blocks import NO_KEY, Block, BlockDraft, BlockSending, check_largest, places
 from braid.client.connection import Connection
 from braid.client.lanes import TopicProducer
 from braid.client.layouts import LayoutSession
@@ -28,8 +29,10 @@ from braid.errors import BraidError, Closed, ProducerBusy
 from braid.model.layout import SegmentLayout
 from braid.model.routing import Routing, ring_hash
 from braid.model.segments import SegmentInfo, physical_name
+from braid.model.txn import TxnId
 from braid.runtime.clock import Timer
 from braid.runtime.tasks import Tasks
+from braid.wire.types import CompressionType
 
 if TYPE_CHECKING:
     from braid.client.client import Client
@@ -72,14 +75,43 @@ class LaneSet:
 
     def route(self, key: str | None) -> TopicProducer:
         """The lane of a new message with this key; without one the lanes take turns. Raises why no more are taken."""
+        layout = self._usable_layout()
+        lane = self._route(layout, key)
+        if len(layout.active_in_order) == 1:
+            self.only = lane
+        return lane
+
+    def pieces(self, block: Block) -> Sequence[Block]:
+        """The block as the window takes it: about an entry for each lane, and never much beyond the window's size. Raises
+        TooLarge for a row that no broker would take; of a compressed one, only the attempt tells."""
+        config, lanes = self._client.config, len(self._usable_layout().active_in_order)
+        if self.options.compression is CompressionType.NONE:
+            check_largest(block, [lane.max_message_size for lane in self.lanes.values()])
+        size = min(config.block_max_bytes * lanes, max(1, self.window.max_size // 4))
+        return block.cut(size, config.block_max_messages * lanes)
+
+    def send_block(self, block: Block, sending: BlockSending, deadline: float, txn: TxnId | None) -> None:
+        """Hand rows to their lanes; those without a key go by turns, an entry's worth at a time."""
+        layout, config = self._usable_layout(), self._client.config
+        order = layout.active_in_order
+        chosen: list[tuple[TopicProducer, Block]] = []
+        for place, rows in block.spread(layout.routing, places(layout)[0]) if len(order) > 1 else [(0, block)]:
+            if place != NO_KEY:
+                chosen.append((self._lane_of(order[place]), rows))
+                continue
+            pieces = rows.cut(config.block_max_bytes, config.block_max_messages)
+            chosen += [(self._route(layout, None), each) for each in pieces]
+        for lane, _rows in chosen:
+            lane.check_usable()  # all of it, or nothing
+        for lane, rows in chosen:
+            lane.send_block(rows, sending, deadline, txn)
+
+    def _usable_layout(self) -> SegmentLayout:
         if self.failure is not None:
             raise type(self.failure)(*self.failure.args)
         if self._layout is None or self._is_closing:
             raise Closed(f"The producer for {self.topic} is {'not open' if self._layout is None else 'being closed'}.")
-        lane = self._route(self._layout, key)
-        if len(self._layout.active_in_order) == 1:
-            self.only = lane
-        return lane
+        return self._layout
 
     def everything(self) -> Iterator[TopicProducer]:
         """All lanes, those with older messages first."""
@@ -335,7 +367,13 @@ class LaneSet:
         children = [each for each in self.lanes.values() if lane in each.blockers]
         by_next: dict[TopicProducer, list[Draft]] = {}
         for draft in drafts:
-            by_next.setdefault(self._next_of(draft, between, children), []).append(draft)
+            if isinstance(draft, BlockDraft):
+                parts = self._next_of_block(draft, between, children)
+                self.window.messages += len(parts) - 1
+            else:
+                parts = [(self._next_of(draft, between, children), draft)]
+            for each, part in parts:
+                by_next.setdefault(each, []).append(part)
         for each, moved in by_next.items():
             each.take_over(moved)
         if drafts:
@@ -359,6 +397,20 @@ class LaneSet:
             return self._route(layout, draft.key)
         self._turn += 1
         return children[self._turn % len(children)]
+
+    def _next_of_block(
+        self, draft: BlockDraft, between: list[TopicProducer], children: list[TopicProducer]
+    ) -> list[tuple[TopicProducer, Draft]]:
+        """As `_next_of`, for the rows of each place."""
+        if (layout := self._layout) is None:
+            return [(self._next_of(draft, between, children), draft)]
+        starts, at = places(layout, [(each.segment.hash_range if each.segment is not None else None, each) for each in between])
+        found: list[tuple[TopicProducer, Draft]] = []
+        for place, rows in draft.block.spread(layout.routing, starts):
+            part = draft.part(rows)
+            lane = self._next_of(part, between, children) if place == NO_KEY else at[place]
+            found.append((self._lane_of(lane) if isinstance(lane, SegmentInfo) else lane, part))
+        return found
 
     def _blocked_by(self, lane: TopicProducer) -> list[TopicProducer]:
         return [each for each in (*self._frozen, *self.lanes.values()) if lane in each.blockers]

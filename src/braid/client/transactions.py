@@ -169,6 +169,10 @@ class Transaction:
     def track(self, answer: asyncio.Future[Any]) -> None:
         """As `begin`, for something whose answer this is."""
         self.begin()
+        self.follow(answer)
+
+    def follow(self, answer: asyncio.Future[Any]) -> None:
+        """What began has this answer."""
         answer.add_done_callback(self._answered)
 
     def fail(self, error: BraidError) -> None:

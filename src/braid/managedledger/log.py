@@ -23,6 +23,7 @@ from braid.managedledger.cursor import ManagedCursor
 from braid.managedledger.cursor_store import CursorStore
 from braid.managedledger.deletion import remove_log
 from braid.managedledger.owned_record import OwnedRecord
+from braid.managedledger.reading import decode
 from braid.managedledger.records import LogRecord, PositionRecord, changed, decode_record
 from braid.managedledger.retention import trimmable
 from braid.managedledger.stats import internal_stats
@@ -172,15 +173,20 @@ class ManagedLedger(LogAppender):
 
         Raises EntryCorrupt, StorageUnavailable and the ledger store's errors; never leaves out an entry.
         """
+        position, stored = await self.read_stored(start, max_entries, max_bytes)
+        return decode(position.ledger_id, position.entry_id, stored)
+
+    async def read_stored(self, start: Position, max_entries: int, max_bytes: int) -> tuple[Position, list[bytes]]:
+        """The same as stored, the broker's metadata in front, and the position of the first."""
         while True:
             self._check_open()
             ledger_id, first = position = self.map.clamp(start)
             if not self.map.contains(position):
-                return []
+                return position, []
             last = min(first + max(max_entries, 1), self.map.count(ledger_id)) - 1
             info = next(info for info in reversed(self.infos) if info.ledger_id == ledger_id)
             try:
-                return await self._reader.read(ledger_id, info.properties, first, last, max(max_bytes, 1))
+                return position, await self._reader.read(ledger_id, info.properties, first, last, max(max_bytes, 1))
             except LedgerNotFound:
                 if self.map.contains(position):
                     raise

@@ -1,6 +1,6 @@
 """`LogReader`: entries of a log out of its ledgers.
 
-Owns the open readers (bounded) and the step from stored bytes to `Entry`. Knows no cursors and no cache.
+Owns the open readers (bounded) and the step from stored bytes to `Entry` (`decode`). Knows no cursors and no cache.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class LogReader:
         self._max_open = max_open
         self._open: OrderedDict[int, LedgerReader] = OrderedDict()
 
-    async def read(self, ledger_id: int, properties: Mapping[str, str], first: int, last: int, max_bytes: int) -> list[Entry]:
-        """Entries `first..last`, confirmed by the writer; may end early by `max_bytes`, after at least one."""
+    async def read(self, ledger_id: int, properties: Mapping[str, str], first: int, last: int, max_bytes: int) -> list[bytes]:
+        """Entries `first..last` as stored, confirmed by the writer; may end early by `max_bytes`, after at least one."""
         reader = await self._reader(ledger_id, properties)
         if reader.last_confirmed < last and (last := min(last, await reader.refresh())) < first:
             raise StorageUnavailable(f"Entry {first} of ledger {ledger_id} is confirmed but not readable yet; try again.")
-        return decode(ledger_id, first, await reader.read(first, last, max_bytes))
+        return await reader.read(first, last, max_bytes)
 
     async def forget(self, ledger_id: int) -> None:
         """The ledger is about to be deleted."""

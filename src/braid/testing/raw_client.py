@@ -16,7 +16,7 @@ from braid.model.positions import Position
 from braid.model.txn import TxnId
 from braid.wire import requests, txn_requests
 from braid.wire.batch import encode_batch
-from braid.wire.client import ClientProtocol, Delivery
+from braid.wire.client import Bulk, ClientProtocol, Delivery
 from braid.wire.commands import Command, encode, enum_value, signed64, unsigned64
 from braid.wire.entries import build_entry, entry_metadata, payload_offset
 from braid.wire.messages import (
@@ -43,7 +43,7 @@ WAIT_SECONDS = 10.0
 CPP = "Pulsar-CPP-v4.2.0"
 JAVA = "Pulsar-Java-v4.0.0"
 
-Event = Command | Delivery
+Event = Command | Delivery | Bulk
 
 
 def entry(
@@ -85,7 +85,7 @@ def id_of(position: Position, ack_set: Iterable[int] = ()) -> MessageIdData:
 def is_reply_to(request_id: int) -> Callable[[Event], bool]:
     def matches(event: Event) -> bool:
         return (
-            isinstance(event, Command)
+            isinstance(event, Command | Bulk)
             and "request_id" in event.body.DESCRIPTOR.fields_by_name
             and event.body.HasField("request_id")
             and signed64(event.body.request_id) == request_id

@@ -64,6 +64,14 @@ class TransactionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             alias="transactionCoordinatorScalableTopicsGcRetentionSeconds",
         ),
     ] = 60.0
+    sink_retention_seconds: Annotated[
+        float,
+        setting(
+            "How long it is remembered which batches a sink has, since the last one; what comes again later is written again",
+            ge=60,
+            le=315_360_000,
+        ),
+    ] = 2_592_000.0
     reconcile_seconds: Annotated[
         float, setting("How often held transactions are compared with the metadata store", ge=0.01, le=3600)
     ] = 1.0

@@ -30,7 +30,7 @@ from braid.errors import (
 from braid.model.txn import MAX_SERIAL, MAX_SUB, TxnId
 from braid.runtime.clock import Clock
 from braid.txn.config import TransactionConfig
-from braid.txn.records import State, TxnHeader
+from braid.txn.records import SinkBatch, State, TxnHeader
 from braid.txn.store import Header, StoredOp, TransactionStore
 
 BLOCK: Final = 10_000
@@ -66,8 +66,17 @@ class TransactionCoordinator:
 
     # Life of a transaction.
 
-    async def new(self, coordinator: int, timeout_ms: int, *, owner: str | None, is_decider: bool = False) -> TxnId:
-        """Begin one, with one write. Raises TransactionCoordinatorNotFound, NotAllowed (timeout out of bounds), Overloaded."""
+    async def new(
+        self,
+        coordinator: int,
+        timeout_ms: int,
+        *,
+        owner: str | None,
+        is_decider: bool = False,
+        batch: SinkBatch | None = None,
+    ) -> TxnId:
+        """Begin one, with one write; `batch` is what a decider of a sink holds. Raises TransactionCoordinatorNotFound,
+        NotAllowed (timeout out of bounds), Overloaded."""
         if not 0 <= coordinator < self._config.coordinators:
             raise TransactionCoordinatorNotFound(
                 f"There is no transaction coordinator {coordinator}; they are 0 to {self._config.coordinators - 1}."
@@ -76,11 +85,13 @@ class TransactionCoordinator:
         await self._admit(coordinator)
         self._beginning[coordinator] = self._beginning.get(coordinator, 0) + 1
         try:
-            return await self._begin(coordinator, timeout_ms, owner, is_decider)
+            return await self._begin(coordinator, timeout_ms, owner, is_decider, batch)
         finally:
             self._beginning[coordinator] -= 1
 
-    async def _begin(self, coordinator: int, timeout_ms: int, owner: str | None, is_decider: bool) -> TxnId:
+    async def _begin(
+        self, coordinator: int, timeout_ms: int, owner: str | None, is_decider: bool, batch: SinkBatch | None
+    ) -> TxnId:
         serials = self._serials.get(coordinator)
         if serials is None:
             serials = self._serials[coordinator] = _Serials(self._store, coordinator)
@@ -88,6 +99,8 @@ class TransactionCoordinator:
             root = TxnId.of(coordinator, await serials.take())
             now = self._clock.now_ms()
             header = TxnHeader(state="OPEN", timeout_ms=now + timeout_ms, created_ms=now, owner=owner, is_decider=is_decider)
+            if batch is not None:
+                header = msgspec.structs.replace(header, sink=batch.sink, batch=batch.batch, run=batch.run)
             if await self._create(root, header):
                 self._note_begun(root)
                 return root
@@ -115,6 +128,14 @@ class TransactionCoordinator:
             await self.end(root, commit=False)
         except (TransactionNotFound, InvalidTransactionStatus):
             return
+
+    async def outcome(self, root: TxnId) -> Header | None:
+        """Abort it unless it is decided, and tell what became of it; None: its record was collected."""
+        header = await self._store.header(root, fresh=True)
+        if header is None or not header.value.is_open:
+            return header
+        await self.give_up(root)
+        return await self._store.header(root, fresh=True)
 
     async def check(self, txn: TxnId, principal: str | None, *, is_super: bool = False) -> None:
         """That the caller may work in it and that it is open. Nothing is written: participants write down what they do."""

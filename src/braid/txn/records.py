@@ -7,8 +7,9 @@
 | `/txn-sub/<root>/s-<seq>` | empty; the sequence number is the sub number | |
 | `/txn-aborted/<encSegment>/<txn>` | `AbortedTxn` | |
 | `/txn-serial/<coordinator>` | `SerialBlock` | |
+| `/sinks/<encSink>` | `SinkRecord` | by the time it expires |
 
-Everything of a root has the partition key `<root>`. Owns names and shapes only; pure.
+Everything of a root has the partition key `<root>`; sinks have none. Owns names and shapes only; pure.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ OPS = "/txn-op"
 SUBS = "/txn-sub"
 ABORTED = "/txn-aborted"
 SERIALS = "/txn-serial"
+SINKS = "/sinks"
 COORDINATORS = "/txn-tc/leader"
 PARALLELISM = "/txn-tc/parallelism"
 
@@ -36,6 +38,7 @@ WRITES_BY_SEGMENT = "writes-by-segment"
 ACKS_BY_SEGMENT_SUBSCRIPTION = "acks-by-segment-subscription"
 TXN_BY_DEADLINE = "txn-by-deadline"
 TXN_BY_FINAL_STATE = "txn-by-final-state"
+SINKS_BY_EXPIRY = "sinks-by-expiry"
 
 State = Literal["OPEN", "COMMITTED", "ABORTED"]
 Kind = Literal["write", "ack"]
@@ -56,6 +59,10 @@ class TxnHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Has sub-transactions; `winners` counts, and the deadline may be renewed."""
     winners: tuple[int, ...] = ()
     """Sub numbers that a committed decider lets live; everything else of it is aborted, except its own sub 0."""
+    sink: str | None = None
+    """Of a decider that holds a batch of a sink: which sink, as the next two."""
+    batch: int | None = None
+    run: str | None = None
     format_version: int = msgspec.field(name="formatVersion", default=1)
 
     @property
@@ -103,6 +110,52 @@ class SerialBlock(msgspec.Struct, frozen=True, kw_only=True):
 
     next: int
     format_version: int = msgspec.field(name="formatVersion", default=1)
+
+
+class SinkBatch(msgspec.Struct, frozen=True):
+    """A batch that one run of a job writes to a sink."""
+
+    sink: str
+    batch: int
+    run: str
+
+
+class SinkCurrent(msgspec.Struct, frozen=True, kw_only=True):
+    """The batch a sink was last asked to take, of the run that the sink belongs to."""
+
+    batch: int
+    txn: str
+    """Its decider, whose header says what became of it."""
+
+
+class SinkRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is in a sink's output, and who may add to it."""
+
+    run: str
+    """The run the sink belongs to; another one takes it over and retires this one."""
+    run_epoch: int = msgspec.field(name="runEpoch", default=1)
+    """How many runs it has belonged to."""
+    current: SinkCurrent | None = None
+    """None: the last one is in `last`."""
+    last: int | None = None
+    """The highest batch that is certainly in the output; that of a committed `current` may be higher."""
+    last_run: str | None = msgspec.field(name="lastRun", default=None)
+    """Who wrote it."""
+    retired_runs: tuple[str, ...] = msgspec.field(name="retiredRuns", default=())
+    """Runs that lost the sink to a later one, the latest last; bounded."""
+    owner: str | None = None
+    """Principal that began it; None if there was none."""
+    expires_ms: int
+    """When it is forgotten unless it is used before; absolute, since the epoch."""
+    format_version: int = msgspec.field(name="formatVersion", default=1)
+
+
+def sink_key(sink: str) -> str:
+    return f"{SINKS}/{encode_name(sink)}"
+
+
+def sink_index(record: SinkRecord) -> Mapping[str, str]:
+    return {SINKS_BY_EXPIRY: padded(record.expires_ms)}
 
 
 def header_key(root: TxnId) -> str:
@@ -181,7 +234,7 @@ def text_position(text: str) -> Position:
     return Position(int(ledger), int(entry))
 
 
-def encode(record: TxnHeader | TxnOp | AbortedTxn | SerialBlock) -> bytes:
+def encode(record: TxnHeader | TxnOp | AbortedTxn | SerialBlock | SinkRecord) -> bytes:
     return msgspec.json.encode(record)
 
 
@@ -199,6 +252,10 @@ def decode_aborted(key: str, value: bytes) -> AbortedTxn:
 
 def decode_serials(key: str, value: bytes) -> SerialBlock:
     return _decode(SerialBlock, key, value)
+
+
+def decode_sink(key: str, value: bytes) -> SinkRecord:
+    return _decode(SinkRecord, key, value)
 
 
 def _decode(kind: type[T], key: str, value: bytes) -> T:

@@ -13,11 +13,12 @@ import msgspec
 
 from braid.errors import StoreMismatch, VersionConflict
 from braid.metadata.api import ABSENT, IndexSpan, MetadataStore, Record, Span
+from braid.metadata.names import decode_name
 from braid.model.txn import TxnId
 from braid.runtime.clock import Clock
 from braid.txn import records
 from braid.txn.counters import TxnCounters as TxnCounters
-from braid.txn.records import AbortedTxn, SerialBlock, TxnHeader, TxnOp
+from braid.txn.records import AbortedTxn, SerialBlock, SinkRecord, TxnHeader, TxnOp
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,14 @@ class StoredOp(msgspec.Struct, frozen=True):
     txn: TxnId
     """Sub number included."""
     op: TxnOp
+
+
+class Sink(msgspec.Struct, frozen=True):
+    """A sink's record and the version to condition on."""
+
+    name: str
+    value: SinkRecord
+    version: int
 
 
 class TransactionStore:
@@ -236,6 +245,43 @@ class TransactionStore:
                 continue
             return True
 
+    # Sinks. All reads are fresh: what they say is compared with headers, which live in other partitions.
+
+    async def sink(self, name: str) -> Sink | None:
+        found = await self.metadata.get(records.sink_key(name), fresh=True)
+        return None if found is None else _sink(found)
+
+    async def put_sink(self, name: str, value: SinkRecord, old: Sink | None) -> None:
+        """Raises VersionConflict if it is no longer `old`."""
+        await self.metadata.put(
+            records.sink_key(name),
+            records.encode(value),
+            expected=ABSENT if old is None else old.version,
+            index=records.sink_index(value),
+        )
+
+    async def delete_sink(self, old: Sink) -> None:
+        """Raises VersionConflict if it is no longer `old`."""
+        await self.metadata.delete(records.sink_key(old.name), expected=old.version)
+
+    async def sinks(self, limit: int) -> list[Sink]:
+        """By name."""
+        return [each async for each in self._sinks(Span(records.SINKS), limit)]
+
+    async def expired_sinks(self, now_ms: int) -> AsyncGenerator[Sink, None]:
+        """Those that expire at `now_ms` or earlier, the oldest first."""
+        async for sink in self._sinks(IndexSpan(records.SINKS_BY_EXPIRY, None, records.padded(now_ms + 1))):
+            yield sink
+
+    async def _sinks(self, span: Span | IndexSpan, limit: int | None = None) -> AsyncIterator[Sink]:
+        async for record in self.metadata.scan(span, limit=limit, fresh=True):
+            try:
+                sink = _sink(record)
+            except StoreMismatch as error:  # as with headers
+                log.error("a sink is left as it is: %s", error)
+                continue
+            yield sink
+
     # Ends of topics and subscriptions.
 
     async def purge_subscription(self, segment: str, subscription: str, check_owner: Callable[[], Awaitable[None]]) -> None:
@@ -269,6 +315,10 @@ class TransactionStore:
 
 def _header(record: Record) -> Header:
     return Header(TxnId.parse(record.name), records.decode_header(record.key, record.value), record.version)
+
+
+def _sink(record: Record) -> Sink:
+    return Sink(decode_name(record.name), records.decode_sink(record.key, record.value), record.version)
 
 
 def _op(record: Record) -> StoredOp:

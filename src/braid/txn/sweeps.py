@@ -3,8 +3,8 @@
 Both run where coordinator partition 0 is led, for all partitions; two brokers that believe to lead do no harm, because every
 write carries the version that was read. The collection deletes a header only when none of its ops is left, and never forces:
 ops that stay make it ask the segment's owner to load the segment, which then materialises them; only those of a topic that does
-not exist go at once. Also recounts open transactions, on every broker. Owns the rhythm and the order; decisions are the
-coordinator's.
+not exist go at once. What a header says of a sink is noted in the sink before it goes. Also forgets sinks that nobody uses any
+more, and recounts open transactions, on every broker. Owns the rhythm and the order; decisions are the coordinator's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from braid.runtime.tasks import Tasks
 from braid.txn.config import TransactionConfig
 from braid.txn.coordinator import TransactionCoordinator
 from braid.txn.partitions import CoordinatorPartitions
-from braid.txn.store import Header, StoredOp, TransactionStore
+from braid.txn.sinks import Sinks
+from braid.txn.store import Header, Sink, StoredOp, TransactionStore
 
 log = logging.getLogger(__name__)
 AT_ONCE: Final = 64
@@ -47,8 +48,10 @@ class TransactionSweeps:
         clock: Clock,
         config: TransactionConfig,
         load_segment: LoadSegment,
+        sinks: Sinks,
     ) -> None:
         self._store = store
+        self._sinks = sinks
         self._coordinator = coordinator
         self._partitions = partitions
         self._clock = clock
@@ -60,6 +63,7 @@ class TransactionSweeps:
         self._tasks.spawn(self._every(self._config.timeout_sweep_seconds, self.abort_expired), "deadlines")
         self._tasks.spawn(self._every(self._config.collect_seconds, self.collect), "collection")
         self._tasks.spawn(self._every(self._config.collect_seconds, self._coordinator.recount), "recount")
+        self._tasks.spawn(self._every(self._config.collect_seconds, self.forget_sinks), "sinks")
 
     async def close(self) -> None:
         await self._tasks.close()
@@ -113,6 +117,7 @@ class TransactionSweeps:
         return collected
 
     async def _delete(self, header: Header) -> bool:
+        await self._sinks.fold(header)
         if header.value.is_decider:
             await self._store.delete_subs(header.root)
         try:
@@ -140,6 +145,26 @@ class TransactionSweeps:
         async with asyncio.TaskGroup() as group:
             for segment, ops in left.items():
                 group.create_task(one(segment, ops))
+
+    async def forget_sinks(self) -> int:
+        """Delete what is known of sinks that were not used for longer than their retention; how many there were."""
+        forgotten = 0
+        if not self._partitions.leads(0):
+            return forgotten
+        async with aclosing(self._store.expired_sinks(self._clock.now_ms())) as found:
+            async for sink in found:
+                forgotten += await self._forget(sink)
+        return forgotten
+
+    async def _forget(self, sink: Sink) -> bool:
+        try:
+            if not await self._sinks.expire(sink):
+                return False
+        except StoreError as error:
+            log.info("the sink %s is left to the next sweep: %s", sink.name, error)
+            return False
+        log.info("the sink %s was forgotten: it was not used for %g s", sink.name, self._config.sink_retention_seconds)
+        return True
 
     # Both.
 

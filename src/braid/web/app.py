@@ -35,6 +35,7 @@ from braid.web.routes_permissions import permission_calls
 from braid.web.routes_policies import policy_calls
 from braid.web.routes_scalable import scalable_calls
 from braid.web.routes_segments import segment_calls
+from braid.web.routes_sinks import sink_calls
 from braid.web.routes_stats import stats_calls
 from braid.web.routes_subscriptions import subscription_calls
 from braid.web.routes_topics import topic_calls
@@ -71,6 +72,7 @@ def all_calls(admin: Admin) -> list[Call]:
         scalable_calls(admin),
         segment_calls(),
         transaction_calls(admin),
+        sink_calls(admin),
         broker_calls(admin),
         lookup_calls(admin),
     )

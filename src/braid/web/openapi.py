@@ -46,6 +46,7 @@ PARTS: dict[str, tuple[Json, str]] = {
     "position": (_NUMBER | {"minimum": 1, "maximum": (1 << 31) - 1}, "Which message, the first is 1"),
     "ledger": (_NUMBER, "Id of a ledger"),
     "entry": (_NUMBER, "Number of an entry in its ledger"),
+    "sink": (_NAME | {"maxLength": 4096}, "Name of a sink, percent-encoded"),
     "most": (_NUMBER | {"minimum": -MAX_INT64 - 1}, "Most significant bits of a transaction id: its coordinator"),
     "least": (_NUMBER | {"minimum": -MAX_INT64 - 1}, "Least significant bits of a transaction id"),
 }

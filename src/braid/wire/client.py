@@ -6,12 +6,13 @@ corrupt one is the caller's decision (tell the broker by an ACK with a validatio
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 from google.protobuf.message import DecodeError
 
 from braid.errors import Closed, ProtocolError
+from braid.wire.bulk import bulk_payload
 from braid.wire.commands import Command, decode
 from braid.wire.entries import verify
 from braid.wire.frames import DEFAULT_MAX_MESSAGE_SIZE, SIZES, FrameBuffer
@@ -29,7 +30,16 @@ class Delivery(msgspec.Struct):
     """Whether the entry's checksum holds (or it has none)."""
 
 
-Event: TypeAlias = Delivery | Command | ProtocolError
+class Bulk(msgspec.Struct):
+    """One answer with a payload: the command's type and message, and what followed them."""
+
+    type: int
+    body: Any
+    data: bytes | None
+    """None if its checksum is wrong."""
+
+
+Event: TypeAlias = Delivery | Bulk | Command | ProtocolError
 
 
 class ClientProtocol:
@@ -70,13 +80,16 @@ class ClientProtocol:
             body = at + 8 + size
             command = decode(data[at + 8 : body])
             if command is not None:
-                self._take(command, data[body:frame_end], events)
+                self._take(command, data, body, frame_end, events)
             at = frame_end
         return at
 
-    def _take(self, command: Command, payload: bytes, events: list[Event]) -> None:
+    def _take(self, command: Command, data: bytes, start: int, end: int, events: list[Event]) -> None:
         if command.type == CommandType.MESSAGE:
-            events.append(_delivery(command.body, payload))
+            events.append(_delivery(command.body, data[start:end]))
+            return
+        if command.type == CommandType.FETCH_ENTRIES_RESPONSE and start < end:
+            events.append(Bulk(command.type, command.body, bulk_payload(data, start, end)))
             return
         if command.type == CommandType.CONNECTED and command.body.max_message_size > 0:
             self._buffer.resize(command.body.max_message_size)

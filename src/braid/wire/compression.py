@@ -14,10 +14,10 @@ from braid.errors import ProtocolError, TooLarge
 from braid.wire.types import CompressionType
 
 
-def compress(codec: int, payload: bytes) -> bytes:
+def compress(codec: int, payload: bytes | memoryview) -> bytes:
     """The compressed form of a payload."""
     if codec == CompressionType.NONE:
-        return payload
+        return bytes(payload)
     if codec == CompressionType.LZ4:
         return bytes(cramjam.lz4.compress_block(payload, store_size=False))
     if codec == CompressionType.ZLIB:

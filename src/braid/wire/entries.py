@@ -101,7 +101,7 @@ def payload_offset(entry: bytes) -> int:
     return start + int.from_bytes(entry[start - 4 : start], "big")
 
 
-def build_entry(metadata: MessageMetadata, payload: bytes) -> bytes:
+def build_entry(metadata: MessageMetadata, payload: bytes | memoryview) -> bytes:
     """A checksummed entry."""
     try:
         raw = metadata.SerializeToString()

@@ -27,6 +27,8 @@ from braid.wire.messages import (
     CommandSend,
     CommandSubscribe,
     CommandUnsubscribe,
+    CommandWatchScalableTopics,
+    CommandWatchScalableTopicsClose,
     FeatureFlags,
     KeyValue,
     MessageIdData,
@@ -263,6 +265,16 @@ def scalable_topic_lookup(session_id: int, topic: str, may_create: bool = True) 
 def scalable_topic_close(session_id: int) -> bytes:
     """SCALABLE_TOPIC_CLOSE: end a layout session."""
     return encode(CommandType.SCALABLE_TOPIC_CLOSE, CommandScalableTopicClose(session_id=session_id))
+
+
+def watch_scalable_topics(watch_id: int, namespace: str) -> bytes:
+    """WATCH_SCALABLE_TOPICS: answered by a snapshot, and by what changes."""
+    return encode(CommandType.WATCH_SCALABLE_TOPICS, CommandWatchScalableTopics(watch_id=watch_id, namespace=namespace))
+
+
+def watch_scalable_topics_close(watch_id: int) -> bytes:
+    """WATCH_SCALABLE_TOPICS_CLOSE; not answered."""
+    return encode(CommandType.WATCH_SCALABLE_TOPICS_CLOSE, CommandWatchScalableTopicsClose(watch_id=watch_id))
 
 
 def scalable_topic_subscribe(

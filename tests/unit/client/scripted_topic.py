@@ -21,6 +21,7 @@ from braid.wire import messages as pb
 from braid.wire import replies
 from braid.wire.batch import decode_batch
 from braid.wire.commands import Command, encode, enum_value
+from braid.wire.compression import decompress
 from braid.wire.encode import send_receipt
 from braid.wire.entries import entry_metadata, payload_offset
 from braid.wire.server import Send, ServerProtocol
@@ -368,7 +369,7 @@ def _update(
 
 def _messages(entry: bytes) -> list[Message]:
     metadata = entry_metadata(entry)
-    payload = entry[payload_offset(entry) :]
+    payload = decompress(metadata.compression, entry[payload_offset(entry) :], metadata.uncompressed_size, 128 << 20)
     if not metadata.HasField("num_messages_in_batch"):
         return [(metadata.partition_key if metadata.HasField("partition_key") else None, payload)]
     batch = decode_batch(payload, metadata.num_messages_in_batch)

@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 import httpx
 import pytest
 
-from braid.client import admin, admin_namespaces, admin_scalable, admin_topics, admin_transactions, blocking_admin
+from braid.client import admin, admin_namespaces, admin_scalable, admin_sinks, admin_topics, admin_transactions, blocking_admin
 from braid.client.operations import OPERATIONS, Operation, operations_of
 from braid.testing.broker import BackgroundBroker
 
@@ -26,6 +26,7 @@ GROUPS: dict[str, type] = {
     "scalable-topics": admin_scalable.ScalableTopics,
     "segments": admin_scalable.Segments,
     "transactions": admin_transactions.Transactions,
+    "sinks": admin_sinks.Sinks,
 }
 
 
@@ -47,6 +48,7 @@ def test_the_parts_of_a_path_come_from_the_methods_arguments() -> None:
         "to": {"timestamp"},
         "segment": {"tenant", "namespace", "topic", "descriptor"},
         "transaction": {"most", "least"},
+        "sink": {"sink"},
     }
     for each in OPERATIONS:
         parts = {name for _, name, _, _ in Formatter().parse(each.path) if name}

@@ -19,9 +19,18 @@ from braid.client import (
     transactions,
 )
 
-OF_TRANSACTIONS = {"begin", "check_open", "close", "done", "doom", "fail", "failed", "hold", "track", "wrote"}
+OF_TRANSACTIONS = {"begin", "check_open", "close", "done", "doom", "fail", "failed", "follow", "hold", "track", "wrote"}
 INTERNAL = {
-    client.Client: {"is_connected", "connection_for", "forget", "keep", "locate", "new_id", "service_connection"},
+    client.Client: {
+        "connection_for",
+        "forget",
+        "is_connected",
+        "keep",
+        "locate",
+        "new_id",
+        "segment_reads",
+        "service_connection",
+    },
     producer.Producer: {"open"},
     consumer.Consumer: {"drop_queued", "lane_ended", "lane_failed", "open", "put", "wake", "window"},
     transactions.Transaction: OF_TRANSACTIONS,

@@ -9,109 +9,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.unit.client.scalable_cluster import CONFIG, TOPIC, Cluster
 
 import braid
 from braid.client import Client, ClientConfig
 from braid.client.producer import Producer
 from braid.errors import BraidError, TopicNotFound
-from braid.model.names import TopicName
-from braid.model.positions import EARLIEST
-from braid.model.segments import physical_name
-from braid.scalable.config import ScalableConfig
 from braid.testing.broker import InProcessBroker
-from braid.web.config import StandaloneConfig, StorageConfig
-from braid.wire.batch import decode_batch
-from braid.wire.entries import entry_metadata, payload_offset
 
-TOPIC = TopicName.parse("topic://public/default/orders")
 QUICK = ClientConfig(backoff_initial=0.005, backoff_max=0.05, operation_timeout=20, max_pending_messages=2000)
-
-CONFIG = StandaloneConfig(
-    storage=StorageConfig(session_timeout_seconds=2.0), scalable_topics=ScalableConfig(reconcile_seconds=0.5)
-)
-
-
-class Cluster:
-    """Brokers, and what a test does to their topic."""
-
-    def __init__(self, broker: InProcessBroker) -> None:
-        self.broker = broker
-
-    @property
-    def services(self) -> list[Any]:
-        return [node.service for node in self.broker.nodes if not node.is_down]
-
-    async def create(self, segments: int) -> None:
-        await self.services[0].create_scalable_topic(TOPIC, segments)
-        controller = await self.controller()
-        await controller.create_subscription("all", "STREAM", "earliest")  # so that nothing is pruned
-
-    async def controller(self) -> Any:
-        """The leading controller, wherever it is."""
-        while True:
-            for service in self.services:
-                try:
-                    return await service.scalable.lead(TOPIC)
-                except BraidError:
-                    continue
-            await asyncio.sleep(0.01)
-
-    async def split(self, segment_id: int) -> None:
-        await (await self.controller()).split_segment(segment_id)
-
-    async def merge(self, first: int, second: int) -> None:
-        await (await self.controller()).merge_segments(first, second)
-
-    async def change(self, rng: random.Random) -> None:
-        """A split or a merge of something."""
-        controller = await self.controller()
-        active = list(controller.layout.active_in_order)
-        if len(active) > 1 and (len(active) > 4 or rng.random() < 0.4):
-            at = rng.randrange(len(active) - 1)
-            await controller.merge_segments(active[at].segment_id, active[at + 1].segment_id)
-        else:
-            await controller.split_segment(rng.choice(active).segment_id)
-
-    async def is_active(self, segment_id: int) -> bool:
-        return segment_id in (await self.services[0].scalable.metadata(TOPIC)).layout.active_segments
-
-    async def owner(self, segment_id: int) -> int:
-        """The number of the broker that owns a segment."""
-        segment = (await self.services[0].scalable.metadata(TOPIC)).layout.segment(segment_id)
-        found = await self.services[0].ownership.find(physical_name(TOPIC, segment))
-        return next(
-            number
-            for number, node in enumerate(self.broker.nodes)
-            if node.service.ownership.broker_id == found.broker.broker_id
-        )
-
-    async def _service_of(self, name: TopicName) -> Any:
-        while True:  # until a killed broker's session has run out
-            try:
-                owner = await self.services[0].ownership.find(name)
-            except BraidError:
-                owner = None
-            for service in self.services:
-                if owner is not None and service.ownership.broker_id == owner.broker.broker_id:
-                    return service
-            await asyncio.sleep(0.05)
-
-    async def stored(self) -> dict[str | None, list[bytes]]:
-        """The messages of each key, parents before children."""
-        found: dict[str | None, list[bytes]] = defaultdict(list)
-        layout = (await self.services[0].scalable.metadata(TOPIC)).layout
-        for _number, segment in sorted(layout.all_segments.items()):
-            name = physical_name(TOPIC, segment)
-            log = (await (await self._service_of(name)).topic(name, create=False)).log
-            position = log.position_after(EARLIEST)
-            while entries := await log.read(position, 1000, 8 << 20):
-                for entry in entries:
-                    metadata = entry_metadata(entry.body)
-                    payload = entry.body[payload_offset(entry.body) :]
-                    for single, body in decode_batch(payload, metadata.num_messages_in_batch):
-                        found[single.partition_key if single.HasField("partition_key") else None].append(body)
-                position = log.position_after(type(position)(entries[-1].ledger_id, entries[-1].entry_id))
-        return found
 
 
 class Load:

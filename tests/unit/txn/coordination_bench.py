@@ -16,6 +16,7 @@ from braid.testing.faulty_metadata import FaultyMetadata
 from braid.txn.config import TransactionConfig
 from braid.txn.coordinator import TransactionCoordinator
 from braid.txn.records import TxnOp
+from braid.txn.sinks import Sinks
 from braid.txn.store import Header, TransactionStore
 
 MINUTE_MS = 60_000
@@ -31,6 +32,7 @@ class Bench:
         self.faulty = FaultyMetadata(handle, world.clock, random.Random(seed))
         self.store = TransactionStore(self.faulty, world.clock)
         self.coordinator = TransactionCoordinator(self.store, world.clock, config)
+        self.sinks = Sinks(self.store, self.coordinator, world.clock, config)
 
     @property
     def clock(self) -> SteppedClock:

@@ -252,7 +252,15 @@ class Model:
         self.known: list[Known] = []
         self.writers: list[Writer] = []
         self.sweeps = [
-            TransactionSweeps(bench.store, bench.coordinator, self, bench.clock, bench.config, self._load)  # type: ignore[arg-type]
+            TransactionSweeps(
+                bench.store,
+                bench.coordinator,
+                self,  # type: ignore[arg-type]
+                bench.clock,
+                bench.config,
+                self._load,
+                bench.sinks,
+            )
             for bench in benches
         ]
 

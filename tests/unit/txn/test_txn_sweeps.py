@@ -37,7 +37,15 @@ class Swept(Bench):
             self.loaded.append(segment)
             return await self.load(segment)
 
-        self._sweeps = TransactionSweeps(self.store, self.coordinator, self, self.clock, self.config, load)  # type: ignore[arg-type]
+        self._sweeps = TransactionSweeps(
+            self.store,
+            self.coordinator,
+            self,  # type: ignore[arg-type]
+            self.clock,
+            self.config,
+            load,
+            self.sinks,
+        )
 
     def leads(self, number: int) -> bool:
         return number == 0 and self.is_leading
@@ -329,7 +337,9 @@ async def test_with_real_elections_another_leader_goes_on() -> None:
                 bench.faulty, bench.clock, 2, broker_id=f"b{number}", incarnation="1", reconcile_seconds=2
             )
             await while_time_passes(bench.world, partitions.start())
-            sweeps = TransactionSweeps(bench.store, bench.coordinator, partitions, bench.clock, bench.config, _is_there)
+            sweeps = TransactionSweeps(
+                bench.store, bench.coordinator, partitions, bench.clock, bench.config, _is_there, bench.sinks
+            )
             sweeps.start()
             made.append((partitions, sweeps))
         one, two = benches

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from braid.broker.commands import consume, lookup, publish, scalable, schema, transactions, unsupported
+from braid.broker.commands import consume, lookup, publish, reads, scalable, schema, sinks, transactions, unsupported
 from braid.broker.commands.handler import Handler
 from braid.wire.types import CommandType
 
@@ -44,4 +44,6 @@ ASYNC_COMMANDS: Final[dict[int, Handler]] = {
     CommandType.GET_SCHEMA: Handler(schema.get, schema.get_failed),
     CommandType.GET_OR_CREATE_SCHEMA: Handler(schema.get_or_create, schema.get_or_create_failed),
     **transactions.HANDLERS,
+    **reads.HANDLERS,
+    **sinks.HANDLERS,
 }

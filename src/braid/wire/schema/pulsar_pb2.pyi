@@ -1628,7 +1628,7 @@ class CommandGetSink(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., sink: _Optional[str] = ...) -> None: ...
 
 class CommandGetSinkResponse(_message.Message):
-    __slots__ = ("request_id", "error", "message", "last_batch", "current_batch", "current_run", "txnid_least_bits", "txnid_most_bits")
+    __slots__ = ("request_id", "error", "message", "last_batch", "current_batch", "current_run", "txnid_least_bits", "txnid_most_bits", "last_run")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -1637,6 +1637,7 @@ class CommandGetSinkResponse(_message.Message):
     CURRENT_RUN_FIELD_NUMBER: _ClassVar[int]
     TXNID_LEAST_BITS_FIELD_NUMBER: _ClassVar[int]
     TXNID_MOST_BITS_FIELD_NUMBER: _ClassVar[int]
+    LAST_RUN_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     error: ServerError
     message: str
@@ -1645,7 +1646,8 @@ class CommandGetSinkResponse(_message.Message):
     current_run: str
     txnid_least_bits: int
     txnid_most_bits: int
-    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., last_batch: _Optional[int] = ..., current_batch: _Optional[int] = ..., current_run: _Optional[str] = ..., txnid_least_bits: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ...) -> None: ...
+    last_run: str
+    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., last_batch: _Optional[int] = ..., current_batch: _Optional[int] = ..., current_run: _Optional[str] = ..., txnid_least_bits: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., last_run: _Optional[str] = ...) -> None: ...
 
 class CommandDescribeSegments(_message.Message):
     __slots__ = ("request_id", "topics")

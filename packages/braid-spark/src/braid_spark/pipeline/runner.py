@@ -1,0 +1,254 @@
+"""`braid pipeline run` and `check`: starts the query, follows it, ends it, says what it did.
+
+Spark reports each committed batch to a listener on a thread of its own; the main thread shows it and looks after signals. The
+first Ctrl-C or SIGTERM lets the running batch come to its end, so that no transaction of the sink is left open for others to
+wait behind; the second stops at once.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from braid.runtime.clock import SystemClock
+from braid_spark.pipeline import build
+from braid_spark.pipeline.dashboard import write_picture
+from braid_spark.pipeline.failures import PipelineFailed, is_java_gone, sentence
+from braid_spark.pipeline.history import History
+from braid_spark.pipeline.screen import Screen, summary_lines
+from braid_spark.pipeline.spec import Pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+LOOK_SECONDS = 0.25
+PICTURE_MS = 5000
+"""Between two pictures of a run that goes on."""
+LAST_REPORT_SECONDS = 10.0
+"""How long the reports of the last batches may take to come after the query's end."""
+GRACE_MS = 60_000
+"""How long the first Ctrl-C waits for the running batch."""
+
+
+def run_pipeline(pipeline: Pipeline, *, url: str, is_to_the_end: bool, dashboard: Path | None, is_json: bool) -> None:
+    """Run it to its end. Raises PipelineFailed or ConfigError; KeyboardInterrupt if it was stopped before its end."""
+    is_to_the_end = is_to_the_end or pipeline.is_available_now
+    build.check_options(pipeline, url)
+    build.check_function(pipeline)
+    clock = SystemClock()
+    history = History(pipeline.name, clock.now_ms())
+    with _Signals() as signals, Screen(history) as screen, _session(pipeline) as spark:
+        signals.arm()
+        run = _Run(spark, pipeline, history, screen, clock, signals, dashboard)
+        try:
+            run.start(url, is_to_the_end=is_to_the_end)
+            screen.say(f"{pipeline.name}: {_ends(pipeline)}; checkpoint {pipeline.checkpoint}")
+            run.follow()
+        finally:
+            run.picture()
+    is_cut_short = signals.count > 0 and is_to_the_end
+    how = "stopped" if signals.count else "finished"
+    summary = {**history.summary(clock.now_ms()), "state": how}
+    sys.stdout.write((json.dumps(summary) if is_json else summary_lines(summary, how)) + "\n")
+    if is_cut_short:
+        raise KeyboardInterrupt
+
+
+def check_pipeline(pipeline: Pipeline, *, url: str, with_plan: bool) -> None:
+    """Say what the file describes; raises ConfigError for what is wrong with it."""
+    build.check_options(pipeline, url)
+    build.check_function(pipeline)
+    sys.stdout.write(f"{pipeline.file}: {pipeline.name}: {_ends(pipeline)}; checkpoint {pipeline.checkpoint}\n")
+    if not with_plan:
+        return
+    with _session(pipeline) as spark:
+        for field in build.build(spark, pipeline, url).schema.fields:
+            sys.stdout.write(f"  {field.name} {field.dataType.simpleString()}\n")
+
+
+class _Run:
+    """One query from start to end."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        pipeline: Pipeline,
+        history: History,
+        screen: Screen,
+        clock: SystemClock,
+        signals: _Signals,
+        picture: Path | None,
+    ) -> None:
+        self._spark = spark
+        self._pipeline = pipeline
+        self._history = history
+        self._screen = screen
+        self._clock = clock
+        self._signals = signals
+        self._picture = picture
+        self._picture_ms = 0
+        self._reports: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._ended = threading.Event()
+        self._query: StreamingQuery | None = None
+
+    def start(self, url: str, *, is_to_the_end: bool) -> None:
+        frame = build.build(self._spark, self._pipeline, url)
+        self._spark.streams.addListener(_listener(self._reports.put, self._ended.set))
+        self._query = build.start(frame, self._pipeline, url, is_to_the_end=is_to_the_end)
+
+    def follow(self) -> None:
+        """Return when the query has ended, by itself or by a signal."""
+        query = self._query
+        assert query is not None
+        self._signals.is_heeded = True
+        stop_by: int | None = None
+        seen_at_signal = 0
+        while query.isActive:
+            now = self._clock.now_ms()
+            if self._signals.count and stop_by is None:
+                stop_by, seen_at_signal = now + GRACE_MS, self._history.count
+                self._screen.say("stopping when the running batch has ended; press Ctrl-C again to stop at once")
+            if stop_by is not None:
+                is_between = not query.status["isTriggerActive"] or self._history.count > seen_at_signal
+                if is_between or now >= stop_by or self._signals.count > 1:
+                    query.stop()
+                    break
+            self._screen.state = "stopping" if stop_by is not None else query.status["message"].lower()
+            self._take(wait=LOOK_SECONDS)
+            self._screen.refresh(now)
+            if self._picture is not None and now - self._picture_ms >= PICTURE_MS:
+                self.picture()
+        self._ended.wait(LAST_REPORT_SECONDS)
+        self._take(wait=0)
+        failure = query.exception()
+        if failure is not None:
+            raise PipelineFailed(f"The query {self._pipeline.name} failed: {sentence(failure)}")
+
+    def picture(self) -> None:
+        """Write the dashboard, if one is wanted."""
+        if self._picture is None:
+            return
+        self._picture_ms = self._clock.now_ms()
+        try:
+            write_picture(self._picture, self._history, self._picture_ms)
+        except OSError as error:
+            self._screen.say(f"The dashboard {self._picture} cannot be written: {error.strerror or error}.")
+            self._picture = None
+
+    def _take(self, wait: float) -> None:
+        try:
+            while True:
+                self._history.add(self._reports.get(timeout=wait) if wait else self._reports.get_nowait())
+                wait = 0
+        except queue.Empty:
+            pass
+
+
+class _Signals:
+    """Counts the wishes to stop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.is_heeded = False
+        """Whether the count is looked at. Until then, while Spark starts, the second signal ends the process by itself."""
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.getsignal(number)
+        self.arm()
+        return self
+
+    def arm(self) -> None:
+        """Take the signals (again: making a Spark context takes them too)."""
+        for number in self._before:
+            signal.signal(number, self._came)
+
+    def __exit__(self, *_ended: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _came(self, _number: int, _frame: object) -> None:
+        self.count += 1
+        if self.count > 1 and not self.is_heeded:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def _session(pipeline: Pipeline) -> Iterator[SparkSession]:
+    """A session of Spark. Its log is kept, and named, if something fails in it that the file is not to blame for."""
+    log_path = build.log_file(pipeline)
+    failure: Exception | None = None
+    try:
+        with log_path.open("wb") as log:
+            spark = build.open_session(pipeline, log)
+            try:
+                yield spark
+            finally:
+                _end(spark)
+    except PipelineFailed as error:
+        failure = error
+        raise PipelineFailed(f"{error.message} (Spark's log: {log_path})") from error
+    except Exception as error:
+        if not is_java_gone(error):
+            raise
+        failure = error
+        raise PipelineFailed(f"{pipeline.name}: {sentence(error)} (Spark's log: {log_path})") from error
+    finally:
+        if failure is None:
+            log_path.unlink(missing_ok=True)
+
+
+def _end(spark: SparkSession) -> None:
+    try:
+        spark.stop()
+    except Exception as error:
+        if not is_java_gone(error):
+            raise
+
+
+def _listener(report: Callable[[dict[str, Any]], None], ended: Callable[[], None]) -> Any:
+    """A listener of Spark's that passes on what a query reports."""
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+        StreamingQueryListener,
+    )
+
+    class Listener(StreamingQueryListener):
+        def onQueryStarted(self, event: QueryStartedEvent) -> None:
+            pass
+
+        def onQueryProgress(self, event: QueryProgressEvent) -> None:
+            report(json.loads(event.progress.json))
+
+        def onQueryIdle(self, event: QueryIdleEvent) -> None:
+            pass
+
+        def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+            ended()
+
+    return Listener()
+
+
+def _ends(pipeline: Pipeline) -> str:
+    """The pipeline's two ends for people."""
+
+    def name(endpoint: Any) -> str:
+        options = {key.lower(): value for key, value in endpoint.options.items()}
+        for key in ("topic", "topics", "topicspattern", "subscribe", "subscribepattern", "path"):
+            if key in options:
+                return f"{endpoint.format} {options[key]}"
+        return str(endpoint.format)
+
+    return f"{name(pipeline.source)} to {name(pipeline.sink)}"

@@ -1,0 +1,121 @@
+"""`Rows`: decoded messages that become a record batch, and how each column is made of them.
+
+Owns the table from sources of columns (see `columns`) to Arrow arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from braid_spark import arrays
+from braid_spark.columns import Columns
+from braid_spark.entries import Entry
+from braid_spark.hashing import Bytes, Numbers
+from braid_spark.messages import Messages
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """Messages of several entries."""
+
+    topic: str
+    segment: int
+    data: Bytes
+    messages: Messages
+    index: Numbers
+    entries: Sequence[Entry]
+    entry: Numbers
+    """Of each row: the number of its entry."""
+    partition: int
+    first_chunks: Mapping[int, tuple[int, int]]
+    """Where the first chunk is, by the number of the entry that is the last."""
+    kept: Numbers | None
+    """Which of all messages of the entries these are; None if all."""
+
+    def record_batch(self, columns: Columns) -> pa.RecordBatch:
+        """These rows with the columns asked for; raises ValueUnreadable or ProtocolError."""
+        values = columns.values
+        fields = iter(values.columns(_value(self, pa.binary()), self.topic, self.index.tolist()) if values.fields else ())
+        found = [
+            _BUILDERS[source](self, field.type) if source else next(fields)
+            for field, source in zip(columns.schema, columns.sources, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(found, schema=columns.schema)
+
+
+def _value(rows: Rows, type_: pa.DataType) -> pa.Array:
+    messages = rows.messages
+    return arrays.gather(rows.data, messages.value_at, messages.value_size, messages.has_value, type_)
+
+
+def _key(rows: Rows, type_: pa.DataType) -> pa.Array:
+    return arrays.keys(rows.data, rows.messages, type_)
+
+
+def _topic(rows: Rows, type_: pa.DataType) -> pa.Array:
+    return pa.repeat(pa.scalar(rows.topic, type_), len(rows.index))
+
+
+def _segment(rows: Rows, type_: pa.DataType) -> pa.Array:
+    return pa.repeat(pa.scalar(rows.segment, type_), len(rows.index))
+
+
+def _index(rows: Rows, type_: pa.DataType) -> pa.Array:
+    return arrays.numbers(rows.index, type_)
+
+
+def _message_id(rows: Rows, type_: pa.DataType) -> pa.Array:
+    every = arrays.message_ids(rows.entries, rows.partition, rows.first_chunks, type_)
+    return every if rows.kept is None else every.take(pa.array(rows.kept))
+
+
+def _publish_time(rows: Rows, type_: pa.DataType) -> pa.Array:
+    of_entries = np.array([entry.metadata.publish_time for entry in rows.entries], np.uint64)
+    return arrays.times(of_entries[rows.entry], type_)
+
+
+def _event_time(rows: Rows, type_: pa.DataType) -> pa.Array:
+    return arrays.times(rows.messages.event_ms, type_, rows.messages.event_ms != 0)
+
+
+def _properties(rows: Rows, type_: pa.DataType) -> pa.Array:
+    return arrays.properties(rows.data, rows.messages, type_)
+
+
+def _headers(rows: Rows, type_: pa.DataType) -> pa.Array:
+    return arrays.headers(rows.data, rows.messages, type_)
+
+
+def _producer(rows: Rows, type_: pa.DataType) -> pa.Array:
+    return arrays.repeated([arrays.text(entry.metadata.producer_name) for entry in rows.entries], rows.entry, type_)
+
+
+def _hash(rows: Rows, type_: pa.DataType) -> pa.Array:
+    hashes = arrays.key_hashes(_key(rows, pa.binary()))
+    return arrays.numbers(hashes, type_, rows.messages.key_size >= 0)
+
+
+def _timestamp_type(rows: Rows, type_: pa.DataType) -> pa.Array:
+    return pa.repeat(pa.scalar(0, type_), len(rows.index))  # the producer's time
+
+
+_BUILDERS: Final[dict[str, Callable[[Rows, pa.DataType], pa.Array]]] = {
+    "value": _value,
+    "__key": _key,
+    "__topic": _topic,
+    "__segment": _segment,
+    "__index": _index,
+    "__message_id": _message_id,
+    "__publish_time": _publish_time,
+    "__event_time": _event_time,
+    "__properties": _properties,
+    "__producer": _producer,
+    "__hash": _hash,
+    "partition": _segment,
+    "timestampType": _timestamp_type,
+    "headers": _headers,
+}

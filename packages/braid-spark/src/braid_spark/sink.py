@@ -1,0 +1,326 @@
+"""The sink protocol: what a task attempt does to publish its rows, and what the driver does to make them count.
+
+One *decider* transaction stands for a micro-batch (or a batch job) in one run; every task attempt publishes under a
+sub-transaction of its own, and the driver names the attempts that count in one compare-and-swap. An attempt that nobody names,
+because it was retried, overtaken or its driver died, is never seen. Owns the order of these steps. Must not know Spark's plans
+or how rows become messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyspark.sql.datasource import WriterCommitMessage
+
+from braid.client.deciders import Decider, SubTransaction
+from braid.client.producer import Producer
+from braid.errors import Advice, BraidError
+from braid_spark.blocks import ArrowBlock
+from braid_spark.connections import Link
+from braid_spark.options import Options
+from braid_spark.outgoing import Outgoing, producer_options
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class SinkError(BraidError):
+    """The output of a batch cannot be made to count; the batch must be done again."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which batch of which output this is, and who writes it."""
+
+    sink: str
+    """Stays the same when the query is started again."""
+    batch: int
+    run: str
+    """Another one each time the query is started."""
+
+
+@dataclass(frozen=True)
+class Written(WriterCommitMessage):
+    """What a task attempt tells the driver."""
+
+    identity: Identity | None = None
+    txn: str | None = None
+    """The decider under which it published; None if it published nothing."""
+    sub: int = 0
+    """Its own sub-transaction."""
+    rows: int = 0
+    size: int = 0
+    is_duplicate: bool = False
+    """Nothing was published, because the batch is in the output already."""
+
+
+class Attempt:
+    """One task attempt. `write` does everything; its steps are methods of their own so that a test can stop between them."""
+
+    def __init__(self, link: Link, outgoing: Outgoing, options: Options) -> None:
+        self._link = link
+        self._outgoing = outgoing
+        self._buffer_bytes = options.publish_buffer_bytes if options.publish == "atEnd" else 0
+        self._producer_options = producer_options(options)
+        self._producers: dict[str, Producer] = {}
+        self._sent: list[asyncio.Future[None]] = []
+        """Of what was handed over and may not be stored yet; belongs to the loop."""
+        self.rows = 0
+        self.size = 0
+
+    # What differs by guarantee.
+
+    def begin(self) -> bool:
+        """Before the first row is published. False: the rows are in the output already."""
+        return True
+
+    def sub(self) -> SubTransaction | None:
+        """What rows are published under."""
+        return None
+
+    def producer_name(self) -> str | None:
+        return None
+
+    def finish(self) -> Written:
+        """All rows are handed over: wait until each is stored, and say so."""
+        self.drain()
+        return Written(rows=self.rows, size=self.size)
+
+    # What does not.
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
+        """Publish all rows; returns once every one of them is stored."""
+        try:
+            for batch in self._held_back(each for each in batches if each.num_rows):
+                if not self.rows and not self.begin():
+                    return self._skip(batches)
+                self.publish(batch)
+                self.rows += batch.num_rows
+                self.size += batch.nbytes
+            return self.finish()
+        finally:
+            self.close()
+
+    def publish(self, batch: pa.RecordBatch) -> None:
+        """Hand rows over to the producers of their topics; waits while too much is on its way."""
+        for topic, block in self._outgoing.blocks(batch):
+            producer = self._producer(topic)
+            self._link.run(functools.partial(self._hand_over, producer, block))
+
+    def drain(self) -> None:
+        """Everything handed over is stored; raises the first reason why not."""
+        self._link.run(self._stored)
+
+    def close(self) -> None:
+        """End what the attempt opened. Never raises: what counts is known by now."""
+        producers, self._producers = self._producers, {}
+        for topic, producer in producers.items():
+            try:
+                self._link.run(producer.close)
+            except BraidError as error:
+                log.info("the producer for %s could not be closed: %s", topic, error)
+
+    async def _hand_over(self, producer: Producer, block: ArrowBlock) -> None:
+        waiting = []
+        for each in self._sent:
+            if not each.done():
+                waiting.append(each)
+            elif (error := each.exception()) is not None:
+                raise error  # the rest would be of no use
+        self._sent = [*waiting, await producer.send_block(block, txn=self.sub())]
+
+    async def _stored(self) -> None:
+        sent, self._sent = self._sent, []
+        for answer in await asyncio.gather(*sent, return_exceptions=True):
+            if isinstance(answer, BaseException):
+                raise answer
+
+    def _producer(self, topic: str) -> Producer:
+        producer = self._producers.get(topic)
+        if producer is None:
+            options, name = self._producer_options, self.producer_name()
+
+            async def opened() -> Producer:
+                return await self._link.client.producer(topic, name=name, deduplication=True, **options)
+
+            producer = self._producers[topic] = patiently(self._link, opened)
+        return producer
+
+    def _held_back(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The same batches; with a buffer, not before they end or it is full. A transaction that is open while rows are still
+        being computed holds up everybody who reads the topic."""
+        held: list[pa.RecordBatch] = []
+        size = 0
+        if self._buffer_bytes:
+            for batch in batches:
+                held.append(batch)
+                size += batch.nbytes
+                if size > self._buffer_bytes:
+                    break
+        yield from held
+        held.clear()
+        yield from batches
+
+    def _skip(self, batches: Iterable[pa.RecordBatch]) -> Written:
+        for _batch in batches:
+            pass  # Spark expects its rows to be taken
+        return Written(is_duplicate=True)
+
+
+class ExactlyOnceAttempt(Attempt):
+    """One that counts only if the driver says so."""
+
+    def __init__(
+        self, link: Link, outgoing: Outgoing, options: Options, identity: Identity | None, decider: str | None
+    ) -> None:
+        """`identity` of a sink, or the `decider` that the driver has begun."""
+        super().__init__(link, outgoing, options)
+        self._identity = identity
+        self._given = decider
+        self._seconds = options.transaction_timeout_ms / 1000
+        self._decider: Decider | None = None
+        self._sub: SubTransaction | None = None
+        self._renewal: Renewal | None = None
+
+    def begin(self) -> bool:
+        decider = self._begun()
+        if decider is None:
+            return False
+        self._decider = decider
+        self._renewal = Renewal(self._link, decider, self._seconds)
+        self._sub = patiently(self._link, decider.sub)
+        return True
+
+    def _begun(self) -> Decider | None:
+        client, identity = self._link.client, self._identity
+        if identity is None:
+            if self._given is None:
+                raise SinkError("The writer knows neither its sink nor its transaction.")
+            given = self._given
+
+            async def join() -> Decider:
+                return client.join_decider(given)
+
+            return self._link.run(join)
+        begun = self._link.run(lambda: client.begin_sink(identity.sink, identity.batch, identity.run, timeout=self._seconds))
+        if begun.is_duplicate:
+            return None
+        return begun.decider
+
+    def sub(self) -> SubTransaction | None:
+        return self._sub
+
+    def producer_name(self) -> str | None:
+        # Of this attempt alone: what it sends again after a lost connection is stored once.
+        return None if self._sub is None else f"spark-{self._sub.id.most}-{self._sub.id.least}"
+
+    def finish(self) -> Written:
+        if self._sub is None or self._decider is None:
+            return Written(identity=self._identity)
+        self.drain()
+        self._link.run(self._sub.finish)
+        return Written(self._identity, str(self._decider.id), self._sub.number, self.rows, self.size)
+
+    def _skip(self, batches: Iterable[pa.RecordBatch]) -> Written:
+        super()._skip(batches)
+        return Written(identity=self._identity, is_duplicate=True)
+
+    def close(self) -> None:
+        if self._renewal is not None:
+            self._renewal.stop()
+        super().close()
+
+
+class Renewal:
+    """Keeps a decider alive while a task writes under it."""
+
+    def __init__(self, link: Link, decider: Decider, seconds: float) -> None:
+        self._link = link
+        self._decider = decider
+        self._seconds = seconds
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="braid-renewal", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._link.run(lambda: self._decider.renew(self._seconds))
+            except BraidError as error:
+                # If it has ended, whatever is sent under it is refused, which says more.
+                log.warning("transaction %s could not be renewed: %s", self._decider.id, error)
+            if self._stopped.wait(self._seconds / 3):
+                return
+
+
+def patiently(link: Link, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """What a call gives, which may be made again while no broker is there to answer it, for as long as an operation may take.
+    Spark would try a failed task again at once, and give up before a broker has come back."""
+
+    async def persist() -> T:
+        clock, config = link.client.runtime.clock, link.client.config
+        deadline, pause = clock.monotonic() + config.operation_timeout, config.backoff_initial
+        while True:
+            try:
+                return await start()
+            except BraidError as error:
+                if error.advice is Advice.NEVER or clock.monotonic() + pause >= deadline:
+                    raise
+                log.info("no broker could answer, trying again: %s", error)
+            await clock.sleep(pause)
+            pause = min(2 * pause, config.backoff_max)
+
+    return link.run(persist)
+
+
+def decide(link: Link, messages: Sequence[Written | None]) -> int:
+    """On the driver: make what these attempts published count, once. Returns how many rows that were; raises if the batch must
+    be done again."""
+    if any(each is None for each in messages):
+        raise SinkError("A task of the batch has not said what it wrote, so the batch cannot be committed.")
+    written = [each for each in messages if each is not None and each.txn is not None]
+    if not written:
+        return 0
+    first = written[0]
+    if any((each.identity, each.txn) != (first.identity, first.txn) for each in written):
+        raise SinkError(
+            f"The tasks of a batch wrote under several transactions: {', '.join(sorted({str(each.txn) for each in written}))}."
+        )
+    winners = sorted(each.sub for each in written)
+    client, identity, txn = link.client, first.identity, first.txn or ""
+    if identity is None:
+        decider = client.join_decider(txn)
+        patiently(link, lambda: decider.decide(winners))
+        return sum(each.rows for each in written)
+    answer = patiently(link, lambda: client.decide_batch(identity.sink, identity.batch, identity.run, txn, winners))
+    if answer == "DUPLICATE":
+        log.warning(
+            "batch %d of sink %s was in the output already; what was written now is not seen", identity.batch, identity.sink
+        )
+        return 0
+    return sum(each.rows for each in written)
+
+
+def give_up(link: Link, txns: Iterable[str]) -> None:
+    """On the driver: the batch failed. Undo what was published, unless it counts already: Spark says so too when only the
+    answer to a commit was lost. Never raises; what stays open times out."""
+    for txn in txns:
+        try:
+            link.run(functools.partial(link.client.abort_batch, txn))
+        except Exception as error:  # noqa: BLE001 - an abort that raises hides why the batch failed
+            log.warning("transaction %s could not be aborted, it times out: %s", txn, error)
+
+
+def txns_of(messages: Sequence[Written | None]) -> list[str]:
+    """The deciders that these messages name."""
+    return sorted({each.txn for each in messages if each is not None and each.txn is not None})

@@ -1,0 +1,137 @@
+"""`BraidWriter`: writes the rows of a batch job to topics, all of them or none.
+
+Without further options the job is one transaction, which counts when the job ends. With `txnAppId` and `txnVersion`, and inside
+`foreachBatch`, it is also idempotent: what was written once is not written again. Owns what identifies a job; the steps are
+those of `sink`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+
+from braid.errors import NotAllowed
+from braid.runtime.env import Runtime
+from braid_spark import sink
+from braid_spark.connections import Link, shared_link
+from braid_spark.options import Options
+from braid_spark.outgoing import Outgoing, producer_options
+from braid_spark.sink import Attempt, ExactlyOnceAttempt, Identity, SinkError, Written
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+log = logging.getLogger(__name__)
+QUERY_ID = "sql.streaming.queryId"
+BATCH_ID = "streaming.sql.batchId"
+RUN_ID = "spark.jobGroup.id"
+"""Properties that Spark gives to the tasks of a streaming query."""
+IDLE_SECONDS = 86_400.0
+"""How long the job may compute before its first row is written. A transaction that nothing is written under holds up nobody."""
+
+
+class BraidWriter(DataSourceArrowWriter):
+    """Made on the driver, used there and, as a copy, by every task."""
+
+    exactly_once = ExactlyOnceAttempt
+    at_least_once = Attempt
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._outgoing = Outgoing(schema, options.topic)
+        self._run = Runtime().token()
+        self._decider: str | None = None
+        if options.semantics == "exactly-once" and options.txn_app_id is None:
+            self._decider = sink.patiently(self._link(), self._begin)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        message = self._attempt().write(iterator)
+        if message.is_duplicate and message.identity is not None and self._options.txn_app_id is None:
+            self._check_replay(message.identity)
+        return message
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        link = self._link()
+        rows = sink.decide(link, of(messages))
+        # Nothing was written under it: there were no rows, or they belong to a query's batch.
+        sink.give_up(link, self._unused(messages))
+        log.info("the job wrote %d rows", rows)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        sink.give_up(self._link(), {*self._unused(messages), *sink.txns_of(of(messages))})
+
+    def _link(self) -> Link:
+        return shared_link(self._options.url, self._options.client)
+
+    def _check_replay(self, identity: Identity) -> None:
+        """A batch of a query is there already: rightly if an earlier run wrote it. If this one did, these are other rows, which
+        must not get lost without a word."""
+        link = self._link()
+        state = sink.patiently(link, lambda: link.client.sink(identity.sink))
+        if state is not None and (state.last, state.last_run) == (identity.batch, identity.run):
+            raise SinkError(
+                f"Batch {identity.batch} of the sink {identity.sink} was written by this run already, so that a second write "
+                "to the same topic would be left out. Give every write inside foreachBatch its own txnAppId, with the batch's "
+                "number as txnVersion."
+            )
+
+    async def _begin(self) -> str:
+        decider = await self._link().client.begin_decider(timeout=IDLE_SECONDS)
+        # The process in which a job is planned may end before the job does, which must not end its transaction.
+        self._link().client.forget(decider)
+        return str(decider.id)
+
+    def _unused(self, messages: Sequence[WriterCommitMessage | None]) -> set[str]:
+        return {self._decider} - set(sink.txns_of(of(messages))) if self._decider is not None else set()
+
+    def _attempt(self) -> Attempt:
+        options = self._options
+        if options.semantics == "at-least-once":
+            return self.at_least_once(self._link(), self._outgoing, options)
+        identity = self._identity()
+        return self.exactly_once(self._link(), self._outgoing, options, identity, None if identity else self._decider)
+
+    def _identity(self) -> Identity | None:
+        """Of the sink this job writes a batch of, if it is one."""
+        options = self._options
+        if options.txn_app_id is not None and options.txn_version is not None:
+            return Identity(options.txn_app_id, options.txn_version, self._run)
+        found = query_of(TaskContext.get())
+        return None if found is None else sink_of(options, found)
+
+
+def make_writer(options: Options, schema: StructType, overwrite: bool, writer: type[BraidWriter] = BraidWriter) -> BraidWriter:
+    """A writer for these options, which are checked here, on the driver."""
+    if overwrite:
+        raise NotAllowed("A topic cannot be overwritten, only added to; use mode('append').")
+    producer_options(options)
+    return writer(options.for_writing(), schema)
+
+
+def query_of(task: TaskContext | None) -> tuple[str, int, str] | None:
+    """Query id, batch and run id of the streaming query that this task works for, if it does."""
+    if task is None:
+        return None
+    query, batch, run = (task.getLocalProperty(name) for name in (QUERY_ID, BATCH_ID, RUN_ID))
+    if not query or not batch or not run:
+        return None
+    return query, int(batch), run
+
+
+def sink_of(options: Options, query: tuple[str, int, str]) -> Identity:
+    """The batch of a streaming query that a task writes; the query's id lives in its checkpoint."""
+    query_id, batch, run = query
+    return Identity(options.sink_id or f"{query_id}/{options.topic or '*'}", batch, run)
+
+
+def of(messages: Sequence[WriterCommitMessage | None]) -> list[Written | None]:
+    """Messages as they are: Spark hands them on unchanged."""
+    for each in messages:
+        if each is not None and not isinstance(each, Written):
+            raise SinkError(f"A task sent {type(each).__name__} instead of what it wrote.")
+    return list(messages)  # type: ignore[arg-type]

@@ -1,0 +1,83 @@
+"""Answers with a payload: their frames, cut anywhere, damaged, or with lists that do not fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from braid.errors import DataLost, IncarnationMismatch, NotReady, ProtocolError, from_code, wire_text
+from braid.wire import bulk, messages
+from braid.wire.client import Bulk, ClientProtocol
+from braid.wire.commands import Command, encode
+from braid.wire.replies import PONG
+from braid.wire.types import CommandType
+
+BODIES: list[bytes | memoryview] = [b"first", memoryview(b"--second")[2:], b"", b"x" * 5000]
+
+
+def frame() -> bytes:
+    head, payload = bulk.fetched(7, 12, [3, 4, 5, 11], [9, 9, 9, 10], [0, 1, 2, 0], [100, 100, 101, 102], BODIES)
+    return head + payload
+
+
+def test_an_answer_is_the_same_however_it_is_cut() -> None:
+    data = PONG + frame() + PONG
+    for size in (1, 7, 64, 4000, len(data)):
+        protocol = ClientProtocol()
+        events = [event for at in range(0, len(data), size) for event in protocol.receive(data[at : at + size])]
+        kinds = [type(event) for event in events]
+        assert kinds == [Command, Bulk, Command]
+        answer = events[1]
+        assert isinstance(answer, Bulk)
+        assert answer.data == b"firstsecond" + b"x" * 5000
+        assert (answer.type, answer.body.request_id, answer.body.covered_to) == (CommandType.FETCH_ENTRIES_RESPONSE, 7, 12)
+        assert list(answer.body.size) == [5, 6, 0, 5000]
+        assert list(answer.body.last_index) == [3, 4, 5, 11]
+        bulk.check_fetched(answer.body, answer.data)
+
+
+def test_an_answer_without_entries_is_one_too() -> None:
+    head, payload = bulk.fetched(7, 12, [], [], [], [], [])
+    (answer,) = ClientProtocol().receive(head + payload)
+    assert isinstance(answer, Bulk)
+    assert (answer.data, answer.body.covered_to) == (b"", 12)
+    bulk.check_fetched(answer.body, b"")
+
+
+def test_a_refusal_has_no_payload() -> None:
+    body = messages.CommandFetchEntriesResponse(request_id=7, message="no")
+    (answer,) = ClientProtocol().receive(encode(CommandType.FETCH_ENTRIES_RESPONSE, body))
+    assert isinstance(answer, Command)
+
+
+def test_damage_is_noticed() -> None:
+    whole = frame()
+    for at in (len(whole) - 1, len(whole) - 5000, len(whole) - 5011):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1
+        (answer,) = ClientProtocol().receive(bytes(damaged))
+        assert isinstance(answer, Bulk)
+        assert answer.data is None
+    magic = bytearray(whole)
+    magic[whole.index(b"\x0e\x01", len(whole) - 5030)] = 0
+    (broken,) = ClientProtocol().receive(bytes(magic))
+    assert isinstance(broken, ProtocolError)
+
+
+def test_lists_must_fit_the_payload() -> None:
+    (answer,) = ClientProtocol().receive(frame())
+    assert isinstance(answer, Bulk)
+    body = answer.body
+    with pytest.raises(ProtocolError, match="do not fit"):
+        bulk.check_fetched(body, b"shorter")
+    body.ledger_id.append(1)
+    with pytest.raises(ProtocolError, match="do not fit"):
+        bulk.check_fetched(body, answer.data or b"")
+
+
+def test_errors_without_a_number_survive_the_wire() -> None:
+    for error in (DataLost("Gone.", 42), DataLost("Gone.", 0), IncarnationMismatch("Another one.")):
+        told = from_code(error.code, wire_text(error))
+        assert (type(told), told.message, vars(told)) == (type(error), error.message, vars(error))
+    assert wire_text(NotReady("Later.")) == "Later."
+    assert type(from_code(6, "[Later] not ours")) is NotReady
+    assert type(from_code(6, "[DataLost low=x] not ours")) is NotReady
