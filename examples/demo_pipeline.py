@@ -133,7 +133,8 @@ class Driver:
 
     def start(self) -> None:
         command = [str(Path(sys.executable).parent / "braid"), "pipeline", "run", str(self._file), "--url", self._url]
-        environment = {**os.environ, "JDK_JAVA_OPTIONS": QUICK_START}
+        # Spark's log goes to a temporary file, which a killed pipeline leaves behind: into the directory that is removed.
+        environment = {**os.environ, "JDK_JAVA_OPTIONS": QUICK_START, "TMPDIR": str(self._file.parent)}
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
     def newest(self, log: str) -> int:

@@ -12,6 +12,7 @@ from braid.broker import dispatch_shared, dispatch_single, visible
 from braid.broker.cursor_acks import ManagedCursorAcks
 from braid.broker.service import BrokerService
 from braid.model.txn import TxnId
+from braid.testing.sim import txn_faults
 from braid.txn.ack_conflicts import Holds
 from braid.txn.buffer import MetadataTransactionBuffer, _open_header
 from braid.txn.coordinator import TransactionCoordinator
@@ -107,6 +108,7 @@ def state_before_fence() -> list[Patch]:
 
     opening = "    managed = await self.logs.open(\n"
     return [
+        (txn_faults, "DEEDS", ("replace",)),  # what it takes to see it, more often than the others
         *changed(BrokerService, "_open", opening, "    await listed(self, name)\n" + opening, listed=listed),
         (TransactionStore, "writes_in", writes_in),
     ]

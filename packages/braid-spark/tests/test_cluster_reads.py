@@ -202,3 +202,14 @@ def test_a_broker_that_cannot_deliver_ends_the_task(link: Any, monkeypatch: pyte
 
 def test_the_message_names_the_remedy() -> None:
     assert "failOnDataLoss=false" in reader.lost_message(piece(5, 47), 5, 20)
+
+
+def test_an_answer_is_never_older_than_its_poll(link: Any, clock: list[float]) -> None:
+    cluster = ClusterReads(link, [TOPIC])
+    for wanted in ([0], [1], []):
+        cluster.refresh()
+        cluster.states(TOPIC, wanted)
+    cluster.refresh()
+    link.reads.asked.clear()
+    cluster.states(TOPIC, [0])
+    assert link.reads.asked == [("states", ("segment-0",))]

@@ -148,6 +148,16 @@ def test_first_chunks_that_retention_removed_are_a_named_loss() -> None:
     assert segment.lost == 1
 
 
+@pytest.mark.parametrize("low", [1, 2, 4])
+def test_what_is_kept_is_found_however_little_is_kept_before_it(low: int) -> None:
+    """The look back goes beyond the first message that is kept; what is lost there is nothing to this message."""
+    entries, _ = interleaved()
+    segment = Segment(entries, low=low)  # the message "two" begins at index 4
+    found = segment.read(9, 10)
+    assert [row["__index"] for row in found] == [9]
+    assert all(start >= low for start, _ in segment.looks[1:])
+
+
 def test_a_broker_that_does_not_answer_is_no_loss() -> None:
     entries, _ = interleaved()
     segment = Segment(entries)

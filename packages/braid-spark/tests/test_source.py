@@ -173,7 +173,7 @@ def test_a_query_that_comes_back_finds_or_makes_its_cursor_where_it_goes_on() ->
     assert asked.calls[-1] == (topic, 1, "abc", "query", 4)
 
 
-class _Order(pulsar.schema.Record):
+class _Order(pulsar.schema.Record):  # type: ignore[misc]  # untyped
     item = pulsar.schema.String()
     count = pulsar.schema.Integer()
 
@@ -189,7 +189,8 @@ def test_avro_values_are_read_by_the_schema_of_the_topic() -> None:
         made = BraidDataSource({"service.url": broker.service_url, "topic": name, "valueFormat": "avro"})
         assert {"item", "count"} <= set(made.schema().fieldNames())
         reader = made.reader(StructType().add("count", IntegerType()))
-        rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+        batches: list[Any] = [batch for part in reader.partitions() for batch in reader.read(part)]
+        rows = [row for batch in batches for row in batch.to_pylist()]
         assert rows == [{"count": 3}]
 
 

@@ -50,6 +50,7 @@ DESCRIBED_AT_ONCE: Final = 200
 LOOKUPS_AT_ONCE: Final = 64
 MAX_OWNERS: Final = 100_000
 """Segments whose broker is remembered."""
+REGULAR: Final = f"{Domain.PERSISTENT.value}://"
 MAX_INDEX: Final = (1 << 63) - 1
 MAX_FETCH: Final = (1 << 32) - 1
 
@@ -59,7 +60,7 @@ class SegmentState(msgspec.Struct, frozen=True):
 
     topic: str
     incarnation: str
-    """Of the topic it belongs to."""
+    """Of the scalable topic it belongs to; of a regular topic or partition, that of its own log."""
     low: int
     stable: int
     end: int
@@ -115,8 +116,8 @@ class SegmentReads:
         self._opening: dict[str, asyncio.Lock] = {}
         self._views: dict[str, tuple[SegmentLayout, TopicView]] = {}
         self._owners: dict[str, Connection] = {}
-        self._logs: dict[str, tuple[str, str]] = {}
-        """Of a regular topic's partition: incarnation of the topic, and that of its own log."""
+        self._logs: dict[str, str] = {}
+        """Incarnations of the logs of regular topics and partitions. A topic's is that of its first partition."""
 
     async def close(self) -> None:
         """End the layout sessions. Idempotent."""
@@ -133,7 +134,7 @@ class SegmentReads:
         layout, incarnation = session.layout, session.incarnation
         if not incarnation:  # a regular topic: it is the one that the log of its first partition belongs to
             first = str(physical_name(session.resolved, layout.all_segments[0]))
-            incarnation = self._logs[first][0] if first in self._logs else await self._incarnation_of(first)
+            incarnation = self._logs[first] if first in self._logs else await self._incarnation_of(first)
         known = self._views.get(full)
         if known is None or known[0] is not layout or known[1].incarnation != incarnation:
             known = self._views[full] = (layout, _view(full, session.resolved, layout, incarnation))
@@ -181,21 +182,9 @@ class SegmentReads:
     async def states(self, topics: Sequence[str]) -> dict[str, SegmentState]:
         """What these segments hold, by the names that were given; one that is gone is left out."""
         names = {topic: str(TopicName.parse(topic)) for topic in topics}
-        wanted = dict.fromkeys(names.values())
-        firsts = {name: partition for name in wanted if (partition := _first_partition(name)) is not None}
-        found = await self._describe(dict.fromkeys((*wanted, *firsts.values())))
-        states: dict[str, SegmentState] = {}
-        for topic, name in names.items():
-            state = found.get(name)
-            if state is None:
-                continue
-            first = found.get(firsts.get(name, name)) or state  # a plain topic may have a partition's name
-            if TopicName.parse(name).domain is Domain.PERSISTENT:
-                # Each partition has its own log; the topic is the one that its first partition belongs to.
-                self._logs[name] = (first.incarnation, state.incarnation)
-                state = msgspec.structs.replace(state, incarnation=first.incarnation)
-            states[topic] = state
-        return states
+        found = await self._describe(dict.fromkeys(names.values()))
+        self._logs.update({name: state.incarnation for name, state in found.items() if name.startswith(REGULAR)})
+        return {topic: found[name] for topic, name in names.items() if name in found}
 
     async def offset_for(
         self, topic: str, incarnation: str, start: int, *, max_messages: int | None, max_bytes: int | None
@@ -207,7 +196,7 @@ class SegmentReads:
             if limit is not None:
                 _check_index(name, limit)
         body = await self._ask(
-            topic, incarnation, lambda number, own: bulk.offset_for(number, topic, own, start, max_messages, max_bytes)
+            topic, lambda number: bulk.offset_for(number, topic, incarnation, start, max_messages, max_bytes)
         )
         return int(body.index)
 
@@ -215,7 +204,7 @@ class SegmentReads:
         """Index of the first message that a broker appended at this time or later; the end if there is none, which may be
         beyond what is stable."""
         _check_index("timestamp_ms", timestamp_ms)
-        body = await self._ask(topic, incarnation, lambda number, own: bulk.index_at_time(number, topic, own, timestamp_ms))
+        body = await self._ask(topic, lambda number: bulk.index_at_time(number, topic, incarnation, timestamp_ms))
         return int(body.index)
 
     async def fetch(self, topic: str, incarnation: str, start: int, stop: int, *, max_bytes: int) -> Fetched:
@@ -229,8 +218,7 @@ class SegmentReads:
         _check_index("max_bytes", max_bytes)
         answer = await self._ask(
             topic,
-            incarnation,
-            lambda number, own: bulk.fetch_entries(number, topic, own, start, stop, min(max(max_bytes, 1), MAX_FETCH)),
+            lambda number: bulk.fetch_entries(number, topic, incarnation, start, stop, min(max(max_bytes, 1), MAX_FETCH)),
         )
         if not isinstance(answer, Bulk) or answer.data is None:
             raise ProtocolError(f"The broker answered a bulk read of {topic} without any payload; it is broken.")
@@ -250,17 +238,15 @@ class SegmentReads:
         """Note that everything below `index` is read, durably, in a subscription that is made if there is none, at the
         beginning of the topic. It never goes back."""
         _check_index("index", index)
-        await self._ask(topic, incarnation, lambda number, own: bulk.move_cursor(number, topic, own, subscription, index))
+        await self._ask(topic, lambda number: bulk.move_cursor(number, topic, incarnation, subscription, index))
 
     # Inside.
 
-    async def _ask(self, topic: str, incarnation: str, build: Callable[[int, str], bytes]) -> Any:
-        own = await self._own_incarnation(topic, incarnation)
-
+    async def _ask(self, topic: str, build: Callable[[int], bytes]) -> Any:
         async def ask() -> Any:
             connection = await self._owner(topic)
             try:
-                return await connection.request(lambda number: build(number, own))
+                return await connection.request(build)
             except PASSING:
                 self._owners.pop(topic, None)
                 raise
@@ -268,27 +254,8 @@ class SegmentReads:
         try:
             return await self._retry(ask, topic)
         except (IncarnationMismatch, TopicNotFound):
-            self._logs.pop(topic, None)
-            self._logs.pop(_first_partition(topic) or topic, None)
+            self._logs.clear()  # other partitions may be new ones as well
             raise
-
-    async def _own_incarnation(self, topic: str, incarnation: str) -> str:
-        """What a broker compares: of a partition, the incarnation of its own log, if the topic is still the one that is
-        meant."""
-        if not incarnation or TopicName.parse(topic).domain is not Domain.PERSISTENT:
-            return incarnation
-        known = self._logs.get(topic)
-        if known is None or known[0] != incarnation:
-            await self.states([topic])
-            known = self._logs.get(topic)
-            if known is None:
-                raise TopicNotFound(f"The topic {topic} does not exist.")
-            if known[0] != incarnation:
-                raise IncarnationMismatch(
-                    f"The topic {topic} was deleted and created again: it is {known[0]} now, and what is asked for is of "
-                    f"{incarnation}. Positions of the earlier one mean nothing here; begin anew."
-                )
-        return known[1]
 
     async def _describe(self, topics: Iterable[str]) -> dict[str, SegmentState]:
         """By name; those that are gone are left out, those that are on the move are asked for again."""
@@ -398,11 +365,6 @@ def _view(topic: str, resolved: TopicName, layout: SegmentLayout, incarnation: s
         for number, each in sorted(layout.all_segments.items())
     }
     return TopicView(topic, incarnation, layout.next_segment_id, layout.epoch, segments)
-
-
-def _first_partition(topic: str) -> str | None:
-    name = TopicName.parse(topic)
-    return str(name.base.partition(0)) if name.domain is Domain.PERSISTENT and name.is_partition else None
 
 
 def _check_index(name: str, value: Any) -> None:

@@ -168,7 +168,8 @@ async def test_an_index_by_time(client: Client, reads: SegmentReads) -> None:
     assert await reads.index_at_time(state.topic, state.incarnation, last + 1) == 10
 
 
-async def test_partitions_of_a_regular_topic_have_one_incarnation(
+@pytest.mark.inv("INV5")
+async def test_partitions_of_a_regular_topic_have_incarnations_of_their_own(
     broker: InProcessBroker, client: Client, reads: SegmentReads
 ) -> None:
     service = broker.nodes[0].service
@@ -178,13 +179,23 @@ async def test_partitions_of_a_regular_topic_have_one_incarnation(
     view = await reads.topic(str(name))
     assert [each.topic for each in view.segments.values()] == [str(name.partition(number)) for number in range(3)]
     states = await reads.states([each.topic for each in view.segments.values()])
-    assert {state.incarnation for state in states.values()} == {view.incarnation}
+    assert states[view.segments[0].topic].incarnation == view.incarnation
+    assert len({state.incarnation for state in states.values()}) == 3
     assert sum(state.end for state in states.values()) == 30
     found = [body for state in states.values() for body in (await read_all(reads, state, 0, state.end)).values()]
     assert sorted(map(int, found)) == list(range(30))
     last = view.segments[2].topic
     with pytest.raises(IncarnationMismatch):
         await reads.fetch(last, "other", 0, 1, max_bytes=MB)
+    # One partition can be deleted alone, and comes back with its first use: its numbers mean other messages then.
+    noted = states[last].incarnation
+    await service.delete_topic(TopicName.parse(last), force=True)
+    await produce(client, str(name), 30, 90)
+    for _ in range(2):  # also by whoever asks for the first time
+        with pytest.raises(IncarnationMismatch, match="begin anew"):
+            await reads.fetch(last, noted, 0, 1, max_bytes=MB)
+    assert (await reads.states([last]))[last].incarnation != noted
+    assert (await reads.topic(str(name))).incarnation == view.incarnation
 
 
 async def test_another_incarnation_is_refused_by_name(broker: InProcessBroker, client: Client, reads: SegmentReads) -> None:

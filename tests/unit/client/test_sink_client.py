@@ -108,6 +108,19 @@ async def test_a_new_run_finishes_and_fences_the_old_one(client: Client) -> None
         await client.begin_sink(SINK, 4, "old", timeout=60)
 
 
+async def test_a_batch_that_a_later_one_of_another_job_aborted_is_not_called_written(client: Client) -> None:
+    """As when two jobs write versions 5 and 7 of one application at the same time: 7 being under way does not bring 5 into the
+    output, and whoever is told that it is there would leave it out for ever."""
+    old = await begun(client, 5, "a")
+    sub = await old.sub()
+    later = await begun(client, 7, "b")
+    with pytest.raises(SinkFenced, match=r"Batch 5 of the sink .* was not written by this run"):
+        await client.decide_batch(SINK, 5, "a", old.id, [sub.number])
+    await client.abort_batch(later.id)
+    with pytest.raises(InvalidTransactionStatus, match=r"Batch 5 of the sink .* is not in the output"):
+        await client.decide_batch(SINK, 5, "a", old.id, [sub.number])
+
+
 async def test_what_was_committed_is_known_after_its_header_is_gone(broker: InProcessBroker, client: Client) -> None:
     decider = await begun(client, 7, "a")
     sub = await decider.sub()

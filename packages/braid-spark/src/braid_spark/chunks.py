@@ -115,17 +115,23 @@ class ChunkJoiner:
         found: list[Entry] = []
         stop = last.last_index
         width = 64
+        lost: BraidError | None = None
         while stop > floor and not (found and found[0].metadata.chunk_id == 0):
             start = max(stop - width, floor)
             try:
                 found[:0] = self._chunks_between(last.metadata.uuid, start, stop)
-            except (DataLost, ChunksMissing) as error:
-                self._give_up(last, f"the segment does not hold them any more ({error})", error)
-                return
+            except DataLost as error:
+                lost, floor = error, min(max(error.low, start + 1), stop)  # what is kept may be all that is needed
+                continue
+            except ChunksMissing as error:
+                lost, floor = error, stop
+                continue
             stop, width = start, width * 4
         begins = [at for at, entry in enumerate(found) if entry.metadata.chunk_id == 0]
         if not begins:
-            if floor:
+            if lost is not None:
+                self._give_up(last, f"the segment does not hold them any more ({lost})", lost)
+            elif floor:
                 self._give_up(last, f"they are not among the {LOOK_BACK:,} messages before it", None)
             else:
                 log.warning("message %s on %s has no first chunk and is left out", last.metadata.uuid, self._topic)

@@ -145,7 +145,7 @@ class _Fetches:
             try:
                 fetched = await _fetch(self._link, piece, start, piece.stop)
             except DataLost as error:
-                if True:
+                if self._is_loss_fatal:
                     raise DataLost(lost_message(piece, start, error.low), error.low) from None
                 kept = min(max(error.low, start), piece.stop)
                 log.warning("%s (left out, as failOnDataLoss=false says)", lost_message(piece, start, error.low))

@@ -65,7 +65,7 @@ class BraidStreamWriter(DataSourceStreamArrowWriter):
                 "Spark did not tell the task which query and batch it works for, so that nothing can be written exactly once; "
                 "use semantics=at-least-once, or foreachBatch with txnAppId and txnVersion."
             )
-        return self.exactly_once(self._link(), self._outgoing, options, sink_of(options, found), None)
+        return self.exactly_once(self._link(), self._outgoing, options, sink_of(options, found))
 
 
 def make_stream_writer(

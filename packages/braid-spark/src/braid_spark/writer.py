@@ -31,8 +31,6 @@ QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
 RUN_ID = "spark.jobGroup.id"
 """Properties that Spark gives to the tasks of a streaming query."""
-IDLE_SECONDS = 86_400.0
-"""How long the job may compute before its first row is written. A transaction that nothing is written under holds up nobody."""
 
 
 class BraidWriter(DataSourceArrowWriter):
@@ -45,9 +43,6 @@ class BraidWriter(DataSourceArrowWriter):
         self._options = options
         self._outgoing = Outgoing(schema, options.topic)
         self._run = Runtime().token()
-        self._decider: str | None = None
-        if options.semantics == "exactly-once" and options.txn_app_id is None:
-            self._decider = sink.patiently(self._link(), self._begin)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         message = self._attempt().write(iterator)
@@ -56,14 +51,17 @@ class BraidWriter(DataSourceArrowWriter):
         return message
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        link = self._link()
-        rows = sink.decide(link, of(messages))
-        # Nothing was written under it: there were no rows, or they belong to a query's batch.
-        sink.give_up(link, self._unused(messages))
+        rows = sink.decide(self._link(), of(messages))
         log.info("the job wrote %d rows", rows)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        sink.give_up(self._link(), {*self._unused(messages), *sink.txns_of(of(messages))})
+        link = self._link()
+        found = sink.txns_of(of(messages))
+        own = self._own_identity()
+        if not found and own is not None:
+            # No task came far enough to say under what it wrote; the sink knows.
+            found = sink.open_txn(link, own)
+        sink.give_up(link, found)
 
     def _link(self) -> Link:
         return shared_link(self._options.url, self._options.client)
@@ -80,29 +78,24 @@ class BraidWriter(DataSourceArrowWriter):
                 "number as txnVersion."
             )
 
-    async def _begin(self) -> str:
-        decider = await self._link().client.begin_decider(timeout=IDLE_SECONDS)
-        # The process in which a job is planned may end before the job does, which must not end its transaction.
-        self._link().client.forget(decider)
-        return str(decider.id)
-
-    def _unused(self, messages: Sequence[WriterCommitMessage | None]) -> set[str]:
-        return {self._decider} - set(sink.txns_of(of(messages))) if self._decider is not None else set()
-
     def _attempt(self) -> Attempt:
         options = self._options
         if options.semantics == "at-least-once":
             return self.at_least_once(self._link(), self._outgoing, options)
-        identity = self._identity()
-        return self.exactly_once(self._link(), self._outgoing, options, identity, None if identity else self._decider)
+        found = query_of(TaskContext.get())
+        identity = self._own_identity() if found is None or options.txn_app_id is not None else sink_of(options, found)
+        if identity is None:
+            raise SinkError("A job that is written at least once has no sink.")
+        return self.exactly_once(self._link(), self._outgoing, options, identity)
 
-    def _identity(self) -> Identity | None:
-        """Of the sink this job writes a batch of, if it is one."""
+    def _own_identity(self) -> Identity | None:
+        """What the job is called outside of a streaming query: by its options, or by itself."""
         options = self._options
+        if options.semantics == "at-least-once":
+            return None
         if options.txn_app_id is not None and options.txn_version is not None:
             return Identity(options.txn_app_id, options.txn_version, self._run)
-        found = query_of(TaskContext.get())
-        return None if found is None else sink_of(options, found)
+        return Identity(f"job/{self._run}", 0, self._run)
 
 
 def make_writer(options: Options, schema: StructType, overwrite: bool, writer: type[BraidWriter] = BraidWriter) -> BraidWriter:

@@ -83,6 +83,7 @@ class Proxy:
     def __init__(self, port: int) -> None:
         self._port = port
         self._writers: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[Any]] = set()
         self._is_losing = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
@@ -95,14 +96,22 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._loop.call_later, seconds, self._break)
 
     def close(self) -> None:
+        self._do(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _listen(self) -> None:
         self._server = await asyncio.start_server(self._serve, PROXY_HOST, self._port)
+
+    async def _end(self) -> None:
+        self._server.close()
+        self._break()
+        while self._serving:
+            await asyncio.wait(self._serving)
 
     async def _lose(self) -> None:
         self._is_losing = True
@@ -113,6 +122,10 @@ class Proxy:
             each.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
         try:
             there, back = await asyncio.open_connection(BROKER_HOST, self._port)
         except OSError:
@@ -172,6 +185,7 @@ class Broker:
     def kill(self) -> None:
         assert self._process is not None
         kill_group(self._process)
+        self._close_pipe()
         self.kills += 1
 
     def restart(self) -> None:
@@ -186,11 +200,16 @@ class Broker:
                 self._process.wait(30)
             except subprocess.TimeoutExpired:
                 kill_group(self._process)
+            self._close_pipe()
 
     def close(self) -> None:
         self.stop()
         self.proxy.close()
         self._log.close()
+
+    def _close_pipe(self) -> None:
+        if self._process is not None and self._process.stdout is not None:
+            self._process.stdout.close()
 
 
 class SparkCluster:
@@ -236,16 +255,16 @@ class SparkCluster:
             kill_group(process)
 
     def _start(self, name: str, host: str, *command: str) -> None:
-        log = (self._folder / f"{name}.log").open("wb")
-        self.processes.append(
-            subprocess.Popen(
-                [str(self._class), command[0], "--host", host, *command[1:]],
-                stdout=log,
-                stderr=log,
-                env={**self._environment, "SPARK_LOCAL_IP": host},
-                start_new_session=True,
+        with (self._folder / f"{name}.log").open("wb") as log:
+            self.processes.append(
+                subprocess.Popen(
+                    [str(self._class), command[0], "--host", host, *command[1:]],
+                    stdout=log,
+                    stderr=log,
+                    env={**self._environment, "SPARK_LOCAL_IP": host},
+                    start_new_session=True,
+                )
             )
-        )
         note(self._folder, self.processes[-1])
 
     def _wait_for(self, name: str, text: str, count: int) -> None:
@@ -259,8 +278,11 @@ class SparkCluster:
 class Driver:
     """The query's driver process with its JVM; started again when it has died."""
 
-    def __init__(self, folder: Path, environment: dict[str, str], arguments: list[str]) -> None:
+    def __init__(
+        self, folder: Path, environment: dict[str, str], arguments: list[str], script: str = "fault_driver.py"
+    ) -> None:
         self._folder = folder
+        self._script = HERE / script
         self._environment = {**os.environ, **environment, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
         self._arguments = arguments
         self.starts = 0
@@ -277,7 +299,7 @@ class Driver:
         self.jvm = 0
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, str(HERE / "fault_driver.py"), *self._arguments],
+                [sys.executable, str(self._script), *self._arguments],
                 stdout=log,
                 stderr=log,
                 env=self._environment,

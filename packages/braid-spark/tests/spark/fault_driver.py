@@ -15,7 +15,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 
-def session(arguments: argparse.Namespace) -> SparkSession:
+def session(arguments: argparse.Namespace, other: dict[str, str] | None = None) -> SparkSession:
+    """On the cluster `arguments.master`; `other` settings go before those of a fault run."""
     builder = SparkSession.builder.master(arguments.master).appName("braid-faults")
     settings = {
         "spark.ui.enabled": "false",
@@ -40,6 +41,7 @@ def session(arguments: argparse.Namespace) -> SparkSession:
         "spark.excludeOnFailure.enabled": "false",
         "spark.local.dir": arguments.scratch,
         "spark.sql.warehouse.dir": f"{arguments.scratch}/warehouse",
+        **(other or {}),
     }
     for name, value in settings.items():
         builder = builder.config(name, value)

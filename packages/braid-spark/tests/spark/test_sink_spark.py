@@ -108,7 +108,7 @@ def test_columns_become_parts_of_messages(spark: SparkSession, broker: Backgroun
     )
     frame.write.format("braid").option("service.url", broker.service_url).mode("append").save()
     (message,) = read(name)
-    assert (message.payload, message.key, message.event_time, dict(message.properties)) == (b"v", "k", 1234, {"a": "1"})
+    assert (message.payload, message.key, message.event_ms, dict(message.properties)) == (b"v", "k", 1234, {"a": "1"})
 
 
 def test_a_job_that_fails_writes_nothing(
@@ -180,7 +180,7 @@ def test_for_each_batch_writes_a_batch_once(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"asyncProgressTrackingEnabled": "true"}, "asyncProgressTrackingEnabled"),
+        ({"asyncProgressTrackingEnabled": "true"}, "does not support async progress tracking"),
         ({"txnAppId": "a", "txnVersion": "1"}, "txnAppId and txnVersion are for batch writes"),
         ({"semantics": "exactly-onse"}, "exactly-once"),
         ({"sinkID2": "x"}, "Did you mean sinkId?"),

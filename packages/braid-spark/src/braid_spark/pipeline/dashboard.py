@@ -16,6 +16,7 @@ from braid_spark.pipeline.history import History
 
 WIDTH, HEIGHT = 960, 440
 MAX_BARS = 9
+MAX_NAME = 60
 _INK, _FAINT, _GRID, _PAPER, _CARD = "#1f2933", "#52606d", "#d5dbe1", "#f5f7fa", "#ffffff"
 _RATE, _LAG = "#1f6feb", "#c2570c"
 _FONT = "font-family='ui-sans-serif, system-ui, sans-serif'"
@@ -39,14 +40,14 @@ def draw(history: History, now_ms: int) -> str:
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' width='{WIDTH}' height='{HEIGHT}' {_FONT}>",
         f"<rect width='{WIDTH}' height='{HEIGHT}' rx='10' fill='{_PAPER}'/>",
-        _text(24, 36, history.name, size=20, weight=600),
+        _text(24, 36, history.name[:MAX_NAME], size=20, weight=600),
         _text(WIDTH - 24, 36, f"{_clock(history.began_ms)} to {_clock(now_ms)} UTC", size=13, colour=_FAINT, anchor="end"),
     ]
     tiles = [
         ("rows", f"{history.rows:,}"),
         ("rows/s, last batch", "-" if last is None else f"{last.rows_per_second:,.0f}"),
         ("lag, messages", "-" if lag is None else f"{lag.total:,}"),
-        ("last commit", "-" if last is None else f"batch {last.number:,} at {_clock(last.ended_ms)}"),
+        ("last committed batch", "-" if last is None else f"{last.number:,} at {_clock(last.ended_ms)}"),
     ]
     width = (WIDTH - 48 - 3 * 12) / 4
     for number, (label, value) in enumerate(tiles):

@@ -1,0 +1,164 @@
+"""The queries of the order test, on a cluster: a stateful operator and a narrow sink over the same topic.
+
+First both with `ordering=key`, until the file `--stop` exists and then to the end of the input; after that the control: both
+with `ordering=none` over what is there. The stateful ones write what their handler saw to `stateful-<ordering>.jsonl`, the
+narrow ones to the topic `<output>-<ordering>`. Exit code 0: done; 3: a query failed, its reason on standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from fault_driver import session
+from fault_points import parent_jvm
+from pyspark import TaskContext
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.query import StreamingQuery
+
+from braid_spark import register
+
+EXECUTORS = 2
+SETTINGS = {
+    "spark.speculation": "false",
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+}
+SEEN = "key string, number bigint, segment bigint, place bigint, last_number bigint, last_segment bigint, last_place bigint"
+SEEN += ", arrival bigint, jvm bigint"
+
+
+class LastSeen(StatefulProcessor):
+    """Keeps, per key, the row that came last, and says of each row what came before it.
+
+    The rows of a key within one batch are sorted by segment and place in it, as the guide tells users: they come out of a
+    shuffle, which promises no order. Everything before the batch is the source's promise."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._last = handle.getValueState("last", "number bigint, segment bigint, place bigint")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        last = tuple(self._last.get() or (-1, -1, -1))
+        arrived = [(row["segment"], row["place"], row["number"], arrival) for arrival, row in enumerate(rows)]
+        for segment, place, number, arrival in sorted(arrived):
+            yield Row(*key, number, segment, place, *last, arrival, parent_jvm())
+            last = number, segment, place
+        self._last.update(last)
+
+    def close(self) -> None:
+        pass
+
+
+def stamp(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Give each row its place in the task that writes it."""
+    task = TaskContext.get()
+    assert task is not None
+    where = {
+        "batch": int(task.getLocalProperty("streaming.sql.batchId") or -1),
+        "task": task.partitionId(),
+        "jvm": parent_jvm(),
+    }
+    row = 0
+    for batch in batches:
+        stamped = []
+        for each in batch.to_pylist():
+            stamped.append({"__key": each["key"], "value": json.dumps({**each, **where, "row": row})})
+            row += 1
+        yield pa.RecordBatch.from_pylist(stamped, schema=pa.schema([("__key", pa.string()), ("value", pa.string())]))
+
+
+class Queries:
+    """Those with one `ordering`."""
+
+    def __init__(self, spark: SparkSession, arguments: argparse.Namespace, ordering: str) -> None:
+        self._spark = spark
+        self._arguments = arguments
+        self._ordering = ordering
+        self._folder = Path(arguments.folder)
+
+    def stateful(self, **trigger: Any) -> StreamingQuery:
+        seen = self._folder / f"stateful-{self._ordering}.jsonl"
+
+        def keep(frame: DataFrame, batch: int) -> None:
+            rows = [{**row.asDict(), "batch": batch} for row in frame.collect()]
+            with seen.open("a") as file:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
+
+        states = self._input().groupBy("key").transformWithState(LastSeen(), SEEN, "append", "none")
+        return self._start(states.writeStream.foreachBatch(keep), "stateful", trigger)
+
+    def narrow(self, **trigger: Any) -> StreamingQuery:
+        # Several tasks share a segment, each with its keys: these are in order too.
+        rows = self._input(keySplit="2").mapInArrow(stamp, "__key string, value string")
+        writer = rows.writeStream.format("braid").option("service.url", self._arguments.url)
+        return self._start(writer.option("topic", f"{self._arguments.output}-{self._ordering}"), "narrow", trigger)
+
+    def _input(self, **options: str) -> DataFrame:
+        reader = (
+            self._spark.readStream.format("braid")
+            .option("service.url", self._arguments.url)
+            .option("topic", self._arguments.input)
+            .option("startingOffsets", "earliest")
+            .option("maxMessagesPerTrigger", self._arguments.rows)
+            .option("ordering", self._ordering)
+            .options(**options if self._ordering == "key" else {})
+        )
+        number = "CAST(CAST(value AS STRING) AS BIGINT) AS number"
+        return reader.load().selectExpr("CAST(__key AS STRING) AS key", number, "__segment AS segment", "__index AS place")
+
+    def _start(self, writer: Any, kind: str, trigger: dict[str, Any]) -> StreamingQuery:
+        checkpoint = self._folder / f"checkpoint-{kind}-{self._ordering}"
+        writer = writer.option("checkpointLocation", str(checkpoint))
+        started: StreamingQuery = (writer.trigger(**trigger) if trigger else writer).start()
+        return started
+
+
+def wait_for_executors(spark: SparkSession) -> None:
+    """With one alone nothing would be shown."""
+    context: Any = spark.sparkContext._jsc
+    while context.sc().getExecutorMemoryStatus().size() < EXECUTORS + 1:  # the driver is counted
+        time.sleep(0.1)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    for name in ("master", "scratch", "url", "input", "output", "folder", "stop"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--rows", type=int, required=True)
+    arguments = parser.parse_args()
+    spark = session(arguments, SETTINGS)
+    register(spark)
+    wait_for_executors(spark)
+    try:
+        ordered = Queries(spark, arguments, "key")
+        live = [ordered.narrow(), ordered.stateful()]
+        while not Path(arguments.stop).exists():
+            for query in live:
+                query.awaitTermination(0.1)
+        for query in live:
+            query.processAllAvailable()
+        for query in live:
+            query.stop()
+        control = Queries(spark, arguments, "none")
+        for query in [control.narrow(availableNow=True), control.stateful(availableNow=True)]:
+            query.awaitTermination()
+    except StreamingQueryException as error:
+        sys.stderr.write(f"QUERY FAILED: {error}\n")
+        return 3
+    spark.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    sys.exit(code)
