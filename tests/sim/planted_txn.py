@@ -196,7 +196,7 @@ TXN_PLANTS: dict[int, Plant] = {
             "    elif writes.is_vague:\n        self._decisions.release(op.txn.root, self._decided)\n",
         ),
     ),
-    26: Plant("new owner loads transaction state before it fences the log", "W4", 35, ("C6", "C7"), state_before_fence),
+    26: Plant("new owner loads transaction state before it fences the log", "W4", 12, ("C6", "C7"), state_before_fence),
     27: Plant("abort materialised while an append of it is in flight", "W4", 3, ("C6", "C7"), abort_in_flight),
     28: Plant(
         "filtered entries not acknowledged",

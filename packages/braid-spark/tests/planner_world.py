@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from copy import copy
 from random import Random
 from typing import Any
 
@@ -238,6 +239,44 @@ class World:
             is_read = number < next_id and number not in position
             if is_read and each.is_sealed and not any(parent in found.segments for parent in each.parents):
                 del found.segments[number]
+
+
+class LateWorld(World):
+    """A world in which any answer may be one of the last three: of an owner that does not know yet that it is none any more, of
+    a layout whose change is not heard of yet. Never of a segment that is gone."""
+
+    def __init__(self, *topics: Topic, random: Random) -> None:
+        super().__init__(*topics)
+        self.random = random
+        self.is_late = True
+        self._past: list[dict[str, tuple[View, dict[int, State]]]] = []
+        self.note()
+
+    def note(self) -> None:
+        """Remember how everything is."""
+        now = {
+            name: (
+                msgspec.structs.replace(super(LateWorld, self).view(name), segments=copied(topic.segments)),
+                {number: each.state() for number, each in topic.segments.items()},
+            )
+            for name, topic in self.by_name.items()
+        }
+        self._past = [*self._past[-2:], now]
+
+    def view(self, topic: str) -> View:
+        return self._some()[topic][0]
+
+    def states(self, topic: str, ids: Iterable[int]) -> dict[int, State]:
+        now = self._past[-1][topic][1]
+        return {number: self._some()[topic][1].get(number, now[number]) for number in ids if number in now}
+
+    def _some(self) -> dict[str, tuple[View, dict[int, State]]]:
+        return self.random.choice(self._past) if self.is_late else self._past[-1]
+
+
+def copied(segments: dict[int, Segment]) -> dict[int, Segment]:
+    """As they are now."""
+    return {number: copy(each) for number, each in segments.items()}
 
 
 HASHES = [number * 2731 % (MAX_HASH + 1) for number in range(24)]

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_world import TOPIC, Sent, Topic, World, make_options
+from planner_world import TOPIC, LateWorld, Sent, Topic, World, make_options
 
+from braid.errors import NotReady
 from braid_spark.offsets import Offset, canonical_json, read_offset
 from braid_spark.options import Options
 from braid_spark.planner import Cap, Limits, Planner
@@ -151,6 +152,31 @@ def test_everything_is_read_once_and_in_the_order_of_keys(how: dict[str, Any], s
     if start == "earliest":
         kept = {each.number for each in expected_from(query)}
         assert all(each.number in kept for each in world.all_sent())  # nothing was trimmed before the first batch
+    query.check(expected_from(query), is_ordered=options.ordering == "key")
+
+
+@pytest.mark.parametrize("is_loss_fatal", [True, False])
+@pytest.mark.parametrize("how", MORE, ids=str)
+@settings(CASES, max_examples=40 * TIMES)
+@given(seed=st.integers(0, 1 << 32))
+def test_answers_that_are_late_lose_nothing_and_repeat_nothing(how: dict[str, Any], is_loss_fatal: bool, seed: int) -> None:
+    random = Random(seed)
+    world = LateWorld(Topic(TOPIC, count=random.randrange(1, 4)), random=random)
+    options = make_options(random.choice(["earliest", "latest"]), fail_on_data_loss=is_loss_fatal, **how)
+    query = Query(world, options, random)
+    for _ in range(30):
+        world.disturb(random, *query.positions())
+        world.note()
+        if random.random() < 0.7:
+            try:
+                query.step(some_limits(random))
+            except NotReady:  # a layout that is older than the offset
+                continue
+    world.is_late = False
+    for segment in world.by_name[TOPIC].everything.values():
+        segment.open_at = None
+    world.note()
+    query.finish()
     query.check(expected_from(query), is_ordered=options.ordering == "key")
 
 

@@ -5,6 +5,7 @@ driver that dies or misses an answer at any step. What a consumer sees is each r
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from collections.abc import Iterator
 
@@ -15,6 +16,8 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 from braid.client import blocking
 from braid.errors import BraidError, DeadlineExceeded, InvalidTransactionStatus, SinkFenced
 from braid.testing.broker import BackgroundBroker
+from braid.txn.config import TransactionConfig
+from braid.web.config import StandaloneConfig
 from braid_spark import sink
 from braid_spark.connections import Link
 from braid_spark.options import Options, parse
@@ -52,7 +55,7 @@ class Job:
 
     def attempt(self, batch: int, run: str = "run-1") -> ExactlyOnceAttempt:
         outgoing = Outgoing(SCHEMA, self.topic)
-        return ExactlyOnceAttempt(self.link, outgoing, self.options, Identity(self.sink, batch, run), None)
+        return ExactlyOnceAttempt(self.link, outgoing, self.options, Identity(self.sink, batch, run))
 
     def decide(self, *messages: Written | None) -> int:
         return sink.decide(self.link, messages)
@@ -239,6 +242,21 @@ def test_at_end_a_full_buffer_is_published(link: Link, broker: BackgroundBroker)
     assert job.seen() == expected(60)
 
 
+def test_a_task_that_computes_for_long_keeps_what_others_wrote() -> None:
+    """The transaction's time is over twice before the second task has its first row; the first one is done long ago."""
+    sweeps = StandaloneConfig(transactions=TransactionConfig(timeout_sweep_seconds=0.05))
+    with BackgroundBroker(config=sweeps) as broker, Link(broker.service_url) as link:
+        job = Job(link, broker, transactionTimeout="1500ms")
+        first = job.attempt(0).write(iter([rows(0)]))
+
+        def computed() -> Iterator[pa.RecordBatch]:
+            time.sleep(3.5)
+            yield rows(20)
+
+        assert job.decide(first, job.attempt(0).write(computed())) == 40
+        assert job.seen() == expected(40)
+
+
 def test_at_least_once_is_there_at_once(link: Link, broker: BackgroundBroker) -> None:
     job = Job(link, broker, semantics="at-least-once")
     message = Attempt(link, Outgoing(SCHEMA, job.topic), job.options).write(iter([rows(0)]))
@@ -250,6 +268,6 @@ def test_at_least_once_is_there_at_once(link: Link, broker: BackgroundBroker) ->
 def test_what_cannot_be_published_fails_the_attempt(link: Link, broker: BackgroundBroker) -> None:
     job = Job(link, broker)
     outgoing = Outgoing(SCHEMA, "topic://nobody/nowhere/t")
-    attempt = ExactlyOnceAttempt(link, outgoing, job.options, Identity(job.sink, 0, "run-1"), None)
+    attempt = ExactlyOnceAttempt(link, outgoing, job.options, Identity(job.sink, 0, "run-1"))
     with pytest.raises(BraidError):
         attempt.write(iter([rows(0)]))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StringType, StructType
 
@@ -81,6 +82,13 @@ def test_a_job_that_failed_leaves_nothing_open(broker: BackgroundBroker) -> None
     assert seen(broker) == Counter()
 
 
+def test_a_job_whose_tasks_said_nothing_leaves_nothing_open(broker: BackgroundBroker) -> None:
+    made = job(broker)
+    made.write(rows("a"))
+    made.abort([None])
+    assert open_transactions(broker) == 0
+
+
 def test_a_job_without_rows_leaves_nothing_open(broker: BackgroundBroker) -> None:
     made = job(broker)
     made.commit([sent(made.write(iter([])))])
@@ -135,3 +143,25 @@ def test_what_cannot_be_is_said_before_anything_is_asked() -> None:
         make_stream_writer(parse({**url, "asyncProgressTrackingEnabled": "true"}), SCHEMA, False)
     with pytest.raises(NotAllowed, match="for batch writes"):
         make_stream_writer(parse({**url, "txnAppId": "a", "txnVersion": "1"}), SCHEMA, False)
+
+
+class _Task:
+    """What a task is told by Spark."""
+
+    def __init__(self, group: str) -> None:
+        self._told = {writer.QUERY_ID: "query", writer.BATCH_ID: "7", writer.RUN_ID: group}
+
+    def getLocalProperty(self, name: str) -> str | None:
+        return self._told.get(name)
+
+
+def test_a_job_group_of_the_users_is_not_taken_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be the same after a restart, and a batch that was aborted once could never be written."""
+    run = "0d8f7bd6-6b1c-4a35-9c0c-0a3a4d5f7c11"
+    assert writer.query_of(_Task(run)) == ("query", 7, run)  # type: ignore[arg-type]
+    monkeypatch.setattr(TaskContext, "get", classmethod(lambda _cls: _Task("nightly")))
+    given = {"service.url": "pulsar://127.0.0.1:1", "topic": TOPIC}
+    with pytest.raises(SinkError, match=r"'nightly'.*setJobGroup.*txnAppId.*txnVersion"):
+        make_writer(parse(given), SCHEMA, False).write(rows("a"))
+    named = make_writer(parse({**given, "txnAppId": "app", "txnVersion": "7"}), SCHEMA, False)
+    assert named._attempt() is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import pulsar
@@ -14,8 +15,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType
 
 from braid.client import blocking
-from braid.errors import ConfigError, ConnectFailed, InvalidArgument
+from braid.client.segment_reads import SegmentState, SegmentView, TopicView
+from braid.errors import ConfigError, ConnectFailed, InvalidArgument, NotReady
 from braid.testing.broker import BackgroundBroker
+from braid_spark.planner import Piece
 from braid_spark.source import BraidDataSource
 from braid_spark.stream_reader import BraidStreamReader
 
@@ -111,6 +114,19 @@ class _Recorded:
     def move_cursor(self, topic: str, segment: int, incarnation: str, subscription: str, index: int) -> None:
         self.calls.append((topic, segment, incarnation, subscription, index))
 
+    def view(self, topic: str) -> TopicView:
+        segments = {number: SegmentView(number, f"segment-{number}", 0, 65535, (), (), number < 2) for number in range(4)}
+        return TopicView(topic, "abc", 4, 0, segments)
+
+    def states(self, topic: str, ids: Iterable[int]) -> dict[int, SegmentState]:
+        return {number: SegmentState(f"segment-{number}", "abc", 0, 70, 70, number < 2, 100) for number in ids}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any], reads: Any) -> list[Piece]:
+        self.calls.append("partitions")
+        if self.calls.count("refresh") < 2:
+            raise NotReady("Segment 7 is not in the layout that is known at the moment.")
+        return [Piece("t", "abc", 7, "segment-7", 0, 5)]
+
 
 def _recorded(**options: str) -> tuple[BraidStreamReader, _Recorded]:
     reader = source(**options).streamReader(SCHEMA)
@@ -163,6 +179,27 @@ def test_the_cursor_is_there_before_the_first_batch_is_read() -> None:
         reader.latestOffset({"v": 1, "from": "latest"}, ReadAllAvailable())
     moved = [call for call in asked.calls if call[0] == topic]
     assert moved == [(topic, 0, "abc", "query", 3), (topic, 1, "abc", "query", 4)]
+
+
+def test_a_new_cursor_keeps_nothing_that_lies_before_the_beginning() -> None:
+    topic = GIVEN["topic"]
+    begin = {"inc": "abc", "next": 4, "segs": {"2": 3, "3": 4}}
+    reader, asked = _recorded(subscription="query")
+    asked.end = {"v": 1, "topics": {topic: begin}, "base": {topic: begin}}
+    reader.latestOffset({"v": 1, "from": "latest"}, ReadAllAvailable())
+    moved = {call[1]: call[4] for call in asked.calls if call[0] == topic}
+    assert moved == {0: 70, 1: 70, 2: 3, 3: 4}
+
+
+def test_a_layout_that_is_older_than_the_checkpoint_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, asked = _recorded()
+    (piece,) = reader.partitions({}, {})
+    assert piece.value.segment == 7
+    assert asked.calls == ["partitions", "refresh", "partitions", "refresh", "partitions"]
+    reader, asked = _recorded()
+    monkeypatch.setattr("braid_spark.stream_reader.LAYOUT_SECONDS", 0.0)
+    with pytest.raises(NotReady):
+        reader.partitions({}, {})
 
 
 def test_a_query_that_comes_back_finds_or_makes_its_cursor_where_it_goes_on() -> None:

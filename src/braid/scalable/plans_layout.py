@@ -9,7 +9,8 @@ allows, and never goes back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 
 import msgspec
 
@@ -67,11 +68,11 @@ async def roll_forward(work: TopicWork, notify: Notify) -> None:
         async with step(f"{kind}:create-children"):
             for child in children:
                 await work.create(child, subscriptions)
-        producers: dict[str, int] = {}
+        known: list[Mapping[str, int]] = []
         for parent in parents:
             async with step(f"{kind}:seal-parent"):
-                for name, last in (await work.terminate(parent)).producers.items():
-                    producers[name] = max(last, producers.get(name, last))
+                known.append((await work.terminate(parent)).producers)
+        producers = _together(known)
         async with step(f"{kind}:hand-over-producers"):
             if producers:
                 await each(children, lambda child: work.create(child, subscriptions, producers))
@@ -83,6 +84,16 @@ async def roll_forward(work: TopicWork, notify: Notify) -> None:
         await finish(work, pending)
     async with step(f"{kind}:notify"):
         notify(work.layout)
+
+
+def _together(known: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """The producers of all parents with their highest numbers, in each parent those it heard from longest ago first, and so
+    together: a child that remembers fewer forgets the first, and must not forget those who are active in one of the parents."""
+    latest_first = zip_longest(*[reversed(list(producers.items())) for producers in known])
+    found: dict[str, int] = {}
+    for name, last in (producer for rank in latest_first for producer in rank if producer is not None):
+        found[name] = max(last, found.get(name, last))
+    return dict(reversed(found.items()))
 
 
 async def finish(work: TopicWork, pending: PendingOperation) -> None:

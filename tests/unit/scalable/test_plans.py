@@ -77,6 +77,25 @@ def test_split_in_order() -> None:
     simulate(main)
 
 
+def test_a_child_hears_last_of_those_who_were_active_last_in_either_parent() -> None:
+    """A segment remembers so many producers and forgets first whom it was told of first. A parent with many that are gone must
+    not push out those who write to the other one at this moment: what they have to send again would be stored twice."""
+
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 2)
+        layout = await world.layout()
+        for number in (0, 1):
+            known = {f"gone-{number}-{each}": each for each in range(10 * number + 5)} | {f"active-{number}": 7}
+            world.segments.named(TOPIC, layout, number).producers.update(known)
+        await merge(broker, 0, 1)
+        told = world.segments.named(TOPIC, await world.layout(), 2).producers
+        assert len(told) == 22
+        assert set(list(told)[-2:]) == {"active-0", "active-1"}
+        assert "gone-0-4" in list(told)[-4:]
+
+    simulate(main)
+
+
 @pytest.mark.req("R468-53", "R468-54")
 def test_merge_in_order() -> None:
     async def main(world: World) -> None:

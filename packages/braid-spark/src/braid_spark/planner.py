@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from braid.errors import NotReady
 from braid_spark.frontiers import NO_CAP, Lane, TopicCap, TopicPlan
 from braid_spark.losses import Losses
 from braid_spark.offsets import EARLIEST, LATEST, BadOffset, Frontier, Offset, Start, TopicOffset, canonical_json, read_offset
@@ -101,7 +102,7 @@ class Planner:
     def partitions(self, start: dict[str, Any], end: dict[str, Any], reads: Reads | None) -> list[Piece]:
         """What lies between two offsets, parents before children. Without `reads` the pieces have no physical names.
 
-        Raises BadOffset, IncarnationMismatch, DataLost."""
+        Raises BadOffset, IncarnationMismatch, DataLost, and NotReady while the known layout is older than the offsets."""
         if canonical_json(start) == canonical_json(end):
             return []
         first, last = read_offset(start), read_offset(end)
@@ -121,6 +122,11 @@ class Planner:
             for piece in _between(name, before, last.topics[name]):
                 segment = None if view is None else view.segments.get(piece.segment)
                 if view is not None and segment is None:
+                    if piece.segment >= view.next_id:  # as a layout that is older than the offset does not know it either
+                        raise NotReady(
+                            f"Segment {piece.segment} of {name}, which the batch reads, is not in the layout that is known at "
+                            "the moment. Try again."
+                        )
                     self._losses.gone(name, piece.segment, piece.start)
                     continue
                 physical = "" if segment is None else segment.topic

@@ -7,11 +7,15 @@ poll each state is asked for once, those of the poll before all at the same time
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Sequence
 
 from braid.client.segment_reads import SegmentState, TopicView
+from braid.errors import TopicNotFound
 from braid_spark.connections import Link
+
+log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
 """The least time between two polls that ask brokers."""
@@ -87,7 +91,10 @@ class ClusterReads:
         """Let the subscription begin at `index` of a segment; one that is gone needs no cursor."""
         found = self.view(topic).segments.get(segment)
         if found is not None:
-            self._link.run(lambda: self._link.reads.move_cursor(found.topic, incarnation, subscription, index))
+            try:
+                self._link.run(lambda: self._link.reads.move_cursor(found.topic, incarnation, subscription, index))
+            except TopicNotFound:  # the layout at hand is older than the segment's end
+                log.info("segment %d of %s needs no cursor any more: it is gone", segment, topic)
 
     def _ask(self, names: Sequence[str]) -> None:
         told = self._link.run(lambda: self._link.reads.states(names))

@@ -177,39 +177,33 @@ class Attempt:
 class ExactlyOnceAttempt(Attempt):
     """One that counts only if the driver says so."""
 
-    def __init__(
-        self, link: Link, outgoing: Outgoing, options: Options, identity: Identity | None, decider: str | None
-    ) -> None:
-        """`identity` of a sink, or the `decider` that the driver has begun."""
+    def __init__(self, link: Link, outgoing: Outgoing, options: Options, identity: Identity) -> None:
         super().__init__(link, outgoing, options)
         self._identity = identity
-        self._given = decider
         self._seconds = options.transaction_timeout_ms / 1000
         self._decider: Decider | None = None
         self._sub: SubTransaction | None = None
         self._renewal: Renewal | None = None
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
+        self._renewal = Renewal(self._link, self._identity, self._seconds)
+        return super().write(batches)
 
     def begin(self) -> bool:
         decider = self._begun()
         if decider is None:
             return False
         self._decider = decider
-        self._renewal = Renewal(self._link, decider, self._seconds)
+        if self._renewal is not None:
+            self._renewal.begun(decider)
         self._sub = patiently(self._link, decider.sub)
         return True
 
     def _begun(self) -> Decider | None:
         client, identity = self._link.client, self._identity
-        if identity is None:
-            if self._given is None:
-                raise SinkError("The writer knows neither its sink nor its transaction.")
-            given = self._given
-
-            async def join() -> Decider:
-                return client.join_decider(given)
-
-            return self._link.run(join)
-        begun = self._link.run(lambda: client.begin_sink(identity.sink, identity.batch, identity.run, timeout=self._seconds))
+        begun = patiently(
+            self._link, lambda: client.begin_sink(identity.sink, identity.batch, identity.run, timeout=self._seconds)
+        )
         if begun.is_duplicate:
             return None
         return begun.decider
@@ -239,28 +233,50 @@ class ExactlyOnceAttempt(Attempt):
 
 
 class Renewal:
-    """Keeps a decider alive while a task writes under it."""
+    """Keeps the decider of a batch alive while a task of it runs. Also one that has no row yet: others may have written theirs
+    and be done, and nobody else would tell that the batch goes on."""
 
-    def __init__(self, link: Link, decider: Decider, seconds: float) -> None:
+    def __init__(self, link: Link, identity: Identity, seconds: float) -> None:
         self._link = link
-        self._decider = decider
+        self._identity = identity
         self._seconds = seconds
-        self._stopped = threading.Event()
+        self._decider: Decider | None = None
+        self._is_stopped = False
+        self._changed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="braid-renewal", daemon=True)
         self._thread.start()
 
+    def begun(self, decider: Decider) -> None:
+        """It is this one; renew it at once, because others may have begun it long ago."""
+        self._decider = decider
+        self._changed.set()
+
     def stop(self) -> None:
-        self._stopped.set()
+        self._is_stopped = True
+        self._changed.set()
 
     def _run(self) -> None:
         while True:
+            self._changed.wait(self._seconds / 3)
+            self._changed.clear()
+            if self._is_stopped:
+                return
             try:
-                self._link.run(lambda: self._decider.renew(self._seconds))
+                self._link.run(self._renew)
             except BraidError as error:
                 # If it has ended, whatever is sent under it is refused, which says more.
-                log.warning("transaction %s could not be renewed: %s", self._decider.id, error)
-            if self._stopped.wait(self._seconds / 3):
+                log.warning("batch %d of %s could not be renewed: %s", self._identity.batch, self._identity.sink, error)
+
+    async def _renew(self) -> None:
+        decider = self._decider
+        if decider is None:
+            identity, client = self._identity, self._link.client
+            state = await client.sink(identity.sink)
+            current = None if state is None else state.current
+            if current is None or (current.batch, current.run) != (identity.batch, identity.run):
                 return
+            decider = client.join_decider(current.txn)
+        await decider.renew(self._seconds)
 
 
 def patiently(link: Link, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -299,9 +315,7 @@ def decide(link: Link, messages: Sequence[Written | None]) -> int:
     winners = sorted(each.sub for each in written)
     client, identity, txn = link.client, first.identity, first.txn or ""
     if identity is None:
-        decider = client.join_decider(txn)
-        patiently(link, lambda: decider.decide(winners))
-        return sum(each.rows for each in written)
+        raise SinkError(f"A task wrote under transaction {txn} and has not said for which sink.")
     answer = patiently(link, lambda: client.decide_batch(identity.sink, identity.batch, identity.run, txn, winners))
     if answer == "DUPLICATE":
         log.warning(
@@ -319,6 +333,17 @@ def give_up(link: Link, txns: Iterable[str]) -> None:
             link.run(functools.partial(link.client.abort_batch, txn))
         except Exception as error:  # noqa: BLE001 - an abort that raises hides why the batch failed
             log.warning("transaction %s could not be aborted, it times out: %s", txn, error)
+
+
+def open_txn(link: Link, identity: Identity) -> list[str]:
+    """The decider under which a batch is being written, if that is so. Never raises."""
+    try:
+        state = link.run(lambda: link.client.sink(identity.sink))
+    except BraidError as error:
+        log.warning("the sink %s could not be asked, its transaction times out: %s", identity.sink, error)
+        return []
+    current = None if state is None else state.current
+    return [str(current.txn)] if current is not None and current.run == identity.run else []
 
 
 def txns_of(messages: Sequence[Written | None]) -> list[str]:

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from braid.errors import DeadlineExceeded, TransportError, Unavailable
+from braid.errors import DeadlineExceeded, NotReady, TransportError, Unavailable
 from braid_spark.columns import Columns
 from braid_spark.connections import shared_link
 from braid_spark.offsets import Frontier, Offset, read_offset
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 log = logging.getLogger(__name__)
+LAYOUT_SECONDS = 30.0
+"""How long a layout is waited for that knows all segments of a checkpoint; brokers compare theirs every few seconds."""
 
 
 class BraidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -88,7 +90,14 @@ class BraidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if self._end is None else self._plan().lag(self._end, self._cluster())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        return [PieceInput(piece) for piece in self._plan().partitions(start, end, self._cluster())]
+        reads, deadline = self._cluster(), time.monotonic() + LAYOUT_SECONDS
+        while True:
+            try:
+                return [PieceInput(piece) for piece in self._plan().partitions(start, end, reads)]
+            except NotReady:  # a query that comes back may know more segments than the first layout it is given
+                if time.monotonic() >= deadline:
+                    raise
+            reads.refresh()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_piece(self._options, self._checked(), partition)
@@ -108,8 +117,22 @@ class BraidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             known = begin.topics if isinstance(begin, Offset) else {}
             for topic in offset.topics.keys() - self._pinned:
                 place = known.get(topic) or offset.base.get(topic)
+                if place is not None and topic not in known:
+                    place = self._with_the_past(topic, place)
                 if place is not None and self._move(topic, place, place.segs):
                     self._pinned.add(topic)
+
+    def _with_the_past(self, topic: str, place: Frontier) -> Frontier:
+        """With the ends of the segments before a query's beginning: a new cursor is at the first message of every segment, and
+        would keep for ever what nobody is going to read."""
+        reads = self._cluster()
+        past = reads.states(topic, [number for number in reads.view(topic).segments if number < place.next])
+        return Frontier(
+            inc=place.inc,
+            next=place.next,
+            segs={number: state.end for number, state in past.items()} | place.segs,
+            incs={number: state.incarnation for number, state in past.items()} | place.incs,
+        )
 
     def _move(self, topic: str, place: Frontier, positions: Mapping[int, int]) -> bool:
         """Move the cursor of each segment; returns whether all are where they should be."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
@@ -82,8 +83,8 @@ class BraidWriter(DataSourceArrowWriter):
         options = self._options
         if options.semantics == "at-least-once":
             return self.at_least_once(self._link(), self._outgoing, options)
-        found = query_of(TaskContext.get())
-        identity = self._own_identity() if found is None or options.txn_app_id is not None else sink_of(options, found)
+        found = None if options.txn_app_id is not None else query_of(TaskContext.get())
+        identity = self._own_identity() if found is None else sink_of(options, found)
         if identity is None:
             raise SinkError("A job that is written at least once has no sink.")
         return self.exactly_once(self._link(), self._outgoing, options, identity)
@@ -107,12 +108,21 @@ def make_writer(options: Options, schema: StructType, overwrite: bool, writer: t
 
 
 def query_of(task: TaskContext | None) -> tuple[str, int, str] | None:
-    """Query id, batch and run id of the streaming query that this task works for, if it does."""
+    """Query id, batch and run id of the streaming query that this task works for, if it does. Raises SinkError if the run is
+    not to be seen."""
     if task is None:
         return None
     query, batch, run = (task.getLocalProperty(name) for name in (QUERY_ID, BATCH_ID, RUN_ID))
     if not query or not batch or not run:
         return None
+    try:
+        UUID(run)
+    except ValueError:
+        raise SinkError(
+            f"The job group of the tasks is {run!r} and not the run of the streaming query, because setJobGroup was called "
+            "inside foreachBatch, so that one run cannot be told from the next. Do not call it there, or give the write a "
+            "txnAppId and the batch's number as txnVersion."
+        ) from None
     return query, int(batch), run
 
 

@@ -110,8 +110,8 @@ class Proxy:
     async def _end(self) -> None:
         self._server.close()
         self._break()
-        while self._serving:
-            await asyncio.wait(self._serving)
+        if self._serving:
+            await asyncio.wait(self._serving, timeout=5)
 
     async def _lose(self) -> None:
         self._is_losing = True

@@ -21,20 +21,23 @@ from fault_points import parent_jvm
 from pyspark import TaskContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from braid_spark import register
 
 EXECUTORS = 2
 SETTINGS = {
     "spark.speculation": "false",
+    "spark.task.maxFailures": "2",
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
 }
-SEEN = "key string, number bigint, segment bigint, place bigint, last_number bigint, last_segment bigint, last_place bigint"
-SEEN += ", arrival bigint, jvm bigint"
+READ = "key string, number bigint, segment bigint, place bigint, batch bigint, task bigint, row bigint, reader bigint"
+"""A message, and the task that read it: its place among the rows of this task, and the executor."""
+SEEN = f"{READ}, last_number bigint, last_segment bigint, last_place bigint, arrival bigint, executor bigint"
+"""The same with what the handler had seen of the key before, and at which place among the key's rows of the batch it came."""
 
 
 class LastSeen(StatefulProcessor):
@@ -47,11 +50,13 @@ class LastSeen(StatefulProcessor):
         self._last = handle.getValueState("last", "number bigint, segment bigint, place bigint")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        last = tuple(self._last.get() or (-1, -1, -1))
-        arrived = [(row["segment"], row["place"], row["number"], arrival) for arrival, row in enumerate(rows)]
-        for segment, place, number, arrival in sorted(arrived):
-            yield Row(*key, number, segment, place, *last, arrival, parent_jvm())
-            last = number, segment, place
+        last = self._last.get() or (-1, -1, -1)
+        executor = parent_jvm()
+        arrived = [(row["segment"], row["place"], arrival, row) for arrival, row in enumerate(rows)]
+        for segment, place, arrival, row in sorted(arrived):
+            before = dict(zip(("last_number", "last_segment", "last_place"), last, strict=True))
+            yield Row(**row.asDict(), **before, arrival=arrival, executor=executor)
+            last = row["number"], segment, place
         self._last.update(last)
 
     def close(self) -> None:
@@ -59,21 +64,22 @@ class LastSeen(StatefulProcessor):
 
 
 def stamp(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Give each row its place in the task that writes it."""
+    """Give each row its place in the task that reads it."""
     task = TaskContext.get()
     assert task is not None
-    where = {
-        "batch": int(task.getLocalProperty("streaming.sql.batchId") or -1),
-        "task": task.partitionId(),
-        "jvm": parent_jvm(),
-    }
+    batch_id, reader = int(task.getLocalProperty("streaming.sql.batchId") or -1), parent_jvm()
     row = 0
     for batch in batches:
-        stamped = []
-        for each in batch.to_pylist():
-            stamped.append({"__key": each["key"], "value": json.dumps({**each, **where, "row": row})})
-            row += 1
-        yield pa.RecordBatch.from_pylist(stamped, schema=pa.schema([("__key", pa.string()), ("value", pa.string())]))
+        size = batch.num_rows
+        added = {
+            "batch": [batch_id] * size,
+            "task": [task.partitionId()] * size,
+            "row": list(range(row, row + size)),
+            "reader": [reader] * size,
+        }
+        row += size
+        arrays = [*batch.columns, *(pa.array(column, pa.int64()) for column in added.values())]
+        yield pa.RecordBatch.from_arrays(arrays, [*batch.schema.names, *added])
 
 
 class Queries:
@@ -89,20 +95,19 @@ class Queries:
         seen = self._folder / f"stateful-{self._ordering}.jsonl"
 
         def keep(frame: DataFrame, batch: int) -> None:
-            rows = [{**row.asDict(), "batch": batch} for row in frame.collect()]
+            rows = frame.collect()
             with seen.open("a") as file:
-                file.writelines(json.dumps(row) + "\n" for row in rows)
+                file.writelines(json.dumps(row.asDict()) + "\n" for row in rows)
 
         states = self._input().groupBy("key").transformWithState(LastSeen(), SEEN, "append", "none")
         return self._start(states.writeStream.foreachBatch(keep), "stateful", trigger)
 
     def narrow(self, **trigger: Any) -> StreamingQuery:
-        # Several tasks share a segment, each with its keys: these are in order too.
-        rows = self._input(keySplit="2").mapInArrow(stamp, "__key string, value string")
+        rows = self._input().selectExpr("key AS __key", "to_json(struct(*)) AS value")
         writer = rows.writeStream.format("braid").option("service.url", self._arguments.url)
         return self._start(writer.option("topic", f"{self._arguments.output}-{self._ordering}"), "narrow", trigger)
 
-    def _input(self, **options: str) -> DataFrame:
+    def _input(self) -> DataFrame:
         reader = (
             self._spark.readStream.format("braid")
             .option("service.url", self._arguments.url)
@@ -110,15 +115,18 @@ class Queries:
             .option("startingOffsets", "earliest")
             .option("maxMessagesPerTrigger", self._arguments.rows)
             .option("ordering", self._ordering)
-            .options(**options if self._ordering == "key" else {})
         )
+        if self._ordering == "key":
+            # Two tasks share a segment, each with its keys: these are in order too.
+            reader = reader.option("keySplit", "2")
         number = "CAST(CAST(value AS STRING) AS BIGINT) AS number"
-        return reader.load().selectExpr("CAST(__key AS STRING) AS key", number, "__segment AS segment", "__index AS place")
+        rows = reader.load().selectExpr("CAST(__key AS STRING) AS key", number, "__segment AS segment", "__index AS place")
+        return rows.mapInArrow(stamp, READ)
 
     def _start(self, writer: Any, kind: str, trigger: dict[str, Any]) -> StreamingQuery:
         checkpoint = self._folder / f"checkpoint-{kind}-{self._ordering}"
         writer = writer.option("checkpointLocation", str(checkpoint))
-        started: StreamingQuery = (writer.trigger(**trigger) if trigger else writer).start()
+        started: StreamingQuery = writer.trigger(**trigger).start()
         return started
 
 
@@ -140,10 +148,10 @@ def main() -> int:
     wait_for_executors(spark)
     try:
         ordered = Queries(spark, arguments, "key")
-        live = [ordered.narrow(), ordered.stateful()]
-        while not Path(arguments.stop).exists():
-            for query in live:
-                query.awaitTermination(0.1)
+        # At the same pace, so that neither is done with a segment before its children are there.
+        live = [ordered.narrow(processingTime="1 second"), ordered.stateful(processingTime="1 second")]
+        while not Path(arguments.stop).exists() and all(query.isActive for query in live):
+            time.sleep(0.1)
         for query in live:
             query.processAllAvailable()
         for query in live:
