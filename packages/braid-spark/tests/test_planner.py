@@ -209,6 +209,14 @@ def test_an_active_segment_nobody_answers_for_is_no_reason_to_leave_it_out() -> 
         planner().latest(planner().initial(), Limits(), world)
 
 
+def test_a_position_that_the_segment_has_not_reached_is_not_waited_for_in_silence() -> None:
+    world = split_world()
+    end = planner().latest(planner().initial(), Limits(max_messages=2), world)
+    damaged = {**end, "topics": {TOPIC: {**end["topics"][TOPIC], "segs": {"0": 9, "1": 0, "2": 0}}}}
+    with pytest.raises(NotReady, match=r"Segment 0 of .* was read to index 9, .* but it ends at 4.* new checkpoint"):
+        planner().latest(damaged, Limits(), world)
+
+
 # Batches.
 
 

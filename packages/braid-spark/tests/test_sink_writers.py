@@ -49,9 +49,9 @@ def sent(message: WriterCommitMessage) -> WriterCommitMessage:
     return arrived
 
 
-def seen(broker: BackgroundBroker) -> Counter[bytes]:
+def seen(broker: BackgroundBroker, topic: str = TOPIC) -> Counter[bytes]:
     found: Counter[bytes] = Counter()
-    with blocking.connect(broker.service_url) as client, client.consumer(TOPIC, "check") as consumer:
+    with blocking.connect(broker.service_url) as client, client.consumer(topic, "check", initial="earliest") as consumer:
         try:
             while True:
                 found[consumer.receive(0.5).payload] += 1
@@ -118,6 +118,15 @@ def test_a_second_write_inside_for_each_batch_is_not_left_out_silently(
     named = job(broker, txnAppId="query/second", txnVersion="7")
     named.commit([sent(named.write(rows("b")))])
     assert seen(broker) == Counter([b"a", b"b"])
+
+
+def test_one_name_and_number_for_two_topics_leaves_out_neither(broker: BackgroundBroker) -> None:
+    other = f"{TOPIC}-other"
+    for topic in (TOPIC, other, other):
+        named = job(broker, topic=topic, txnAppId="app", txnVersion="7")
+        named.commit([sent(named.write(rows("a")))])
+    assert seen(broker) == Counter([b"a"])
+    assert seen(broker, other) == Counter([b"a"])
 
 
 def test_a_stream_needs_to_know_its_batch(broker: BackgroundBroker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -49,6 +50,7 @@ class Peer:
     def __init__(self, *answers: bytes | asyncio.Event | None) -> None:
         self.answers = list(answers)
         self.asked: list[Asked] = []
+        self._serving: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> Peer:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -60,8 +62,22 @@ class Peer:
     ) -> None:
         self._server.close()
         await self._server.wait_closed()
+        for each in self._serving:
+            each.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        try:
+            await self._answer(reader, writer)
+        finally:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         method, target, _version = head.split("\r\n")[0].split(" ")
         length = next((int(line[15:]) for line in head.split("\r\n") if line.lower().startswith("content-length:")), 0)
@@ -72,7 +88,6 @@ class Peer:
         elif answer is not None:
             writer.write(answer)
             await writer.drain()
-        writer.close()
 
 
 def http(status: int, body: bytes = b"", kind: str = "application/json", **headers: str) -> bytes:

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from braid.errors import IncarnationMismatch
+from braid.errors import IncarnationMismatch, NotReady
 from braid_spark.losses import Losses
 from braid_spark.offsets import Frontier, TopicOffset
 from braid_spark.ports import Reads, StateLike, ViewLike, is_finished
@@ -140,6 +140,11 @@ class TopicPlan:
     def _add(self, number: int, state: StateLike) -> None:
         at = self._waiting[number]
         self._check(number, at, state)
+        if at > state.end:  # an owner that has lost the segment may know less of it, for a while
+            raise NotReady(
+                f"Segment {number} of {self.topic} was read to index {at}, says the offset, but it ends at {state.end}. If that "
+                "stays so, the checkpoint is damaged or the topic was restored from an older copy; start with a new checkpoint."
+            )
         if state.low > at:
             self._losses.trimmed(self.topic, number, at, state.low)
             self._skipped[number] = at = state.low

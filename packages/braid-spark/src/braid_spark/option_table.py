@@ -243,7 +243,12 @@ TABLE: Final[tuple[Option, ...]] = (
         default="`10m`",
     ),
     Option(
-        "txnAppId", "txn_app_id", filled, "name", "With `txnVersion`: names a batch write, which is then done only once", "w"
+        "txnAppId",
+        "txn_app_id",
+        filled,
+        "name",
+        "With `txnVersion`: names a batch write, which is then done only once for each topic",
+        "w",
     ),
     Option("txnVersion", "txn_version", whole(0), "number", "Number of the write; a lower or equal one is skipped", "w"),
 )

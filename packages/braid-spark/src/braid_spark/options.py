@@ -126,6 +126,7 @@ def parse(raw: Mapping[str, str]) -> Options:
         elif lower.startswith(PRODUCER_PREFIX):
             producer[name[len(PRODUCER_PREFIX) :]] = str(value)
         elif (row := BY_NAME.get(lower)) is not None:
+            name = next(known for known in (row.name, *row.aliases) if known.lower() == lower)  # as the documentation writes it
             parsed = _parsed(row, name, str(value))
             if row.name in origin and fields[row.field] != parsed:
                 raise ConfigError(f"The options {origin[row.name]} and {name} mean the same but differ. Leave one out.")

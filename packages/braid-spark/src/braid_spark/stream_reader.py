@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 LAYOUT_SECONDS = 30.0
-"""How long a layout is waited for that knows all segments of a checkpoint; brokers compare theirs every few seconds."""
+"""How long is waited for brokers that know all that a checkpoint does; they compare their layouts every few seconds."""
 
 
 class BraidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -80,7 +81,7 @@ class BraidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reads = self._cluster()
         reads.refresh()
         limits = Limits() if isinstance(limit, ReadAllAvailable) else Limits.of(self._options)
-        self._end = self._plan().latest(start, limits, reads, until=self._target)
+        self._end = self._patiently(lambda: self._plan().latest(start, limits, reads, until=self._target))
         if self._options.subscription is not None and not self._pinned.issuperset(self._end.get("topics", ())):
             self._pin(start, self._end)
         return self._end
@@ -90,14 +91,8 @@ class BraidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if self._end is None else self._plan().lag(self._end, self._cluster())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        reads, deadline = self._cluster(), time.monotonic() + LAYOUT_SECONDS
-        while True:
-            try:
-                return [PieceInput(piece) for piece in self._plan().partitions(start, end, reads)]
-            except NotReady:  # a query that comes back may know more segments than the first layout it is given
-                if time.monotonic() >= deadline:
-                    raise
-            reads.refresh()
+        reads = self._cluster()
+        return [PieceInput(piece) for piece in self._patiently(lambda: self._plan().partitions(start, end, reads))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_piece(self._options, self._checked(), partition)
@@ -146,6 +141,17 @@ class BraidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 log.warning("the cursor %s of segment %d of %s was not moved: %s", subscription, segment, topic, error)
                 is_done = False
         return is_done
+
+    def _patiently(self, plan: Callable[[], T]) -> T:
+        """A plan; a query that comes back may know more segments, or more of one, than what it is told first."""
+        deadline = time.monotonic() + LAYOUT_SECONDS
+        while True:
+            try:
+                return plan()
+            except NotReady:
+                if time.monotonic() >= deadline:
+                    raise
+            self._cluster().refresh()
 
     def stop(self) -> None:
         """Nothing depends on it: Spark does not call it."""

@@ -95,7 +95,8 @@ class BraidWriter(DataSourceArrowWriter):
         if options.semantics == "at-least-once":
             return None
         if options.txn_app_id is not None and options.txn_version is not None:
-            return Identity(options.txn_app_id, options.txn_version, self._run)
+            # With the topic: one name and number for the writes to several topics, as Delta's users write it, leaves none out.
+            return Identity(f"{options.txn_app_id}/{options.topic or '*'}", options.txn_version, self._run)
         return Identity(f"job/{self._run}", 0, self._run)
 
 

@@ -217,5 +217,5 @@ def test_an_empty_table_writes_nothing(
     before = len(admin.transactions.list())
     write(spark.createDataFrame([], empty), broker, name, txnAppId=name, txnVersion="1")
     write(spark.createDataFrame([], empty), broker, name)
-    assert client.sink(name) is None
+    assert client.sink(f"{name}/{name}") is None
     assert len(admin.transactions.list()) <= before
