@@ -142,8 +142,9 @@ class TopicPlan:
         self._check(number, at, state)
         if at > state.end:  # an owner that has lost the segment may know less of it, for a while
             raise NotReady(
-                f"Segment {number} of {self.topic} was read to index {at}, says the offset, but it ends at {state.end}. If that "
-                "stays so, the checkpoint is damaged or the topic was restored from an older copy; start with a new checkpoint."
+                f"Segment {number} of {self.topic} was read to index {at}, says the offset, but it ends at {state.end}. If "
+                "that stays so, the checkpoint is damaged or the topic was restored from an older copy; start with a new "
+                "checkpoint."
             )
         if state.low > at:
             self._losses.trimmed(self.topic, number, at, state.low)
