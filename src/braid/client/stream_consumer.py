@@ -234,6 +234,7 @@ class StreamConsumer(TransactionalStream):
 
     def _release(self, lane: StreamLane) -> None:
         lane.withheld = self._queue.drop(lane)
+        lane.is_cut_off = lane.connection is None  # it is not let in again, so nothing can be acknowledged there any more
         lane.releasing = self._tasks.spawn(self._give_away(lane), f"release segment {lane.segment_id}")
 
     def _discard(self, lane: StreamLane) -> None:

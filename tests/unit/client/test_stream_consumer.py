@@ -19,7 +19,16 @@ from braid.client.connection import Connection
 from braid.client.consumer_session import Assignment
 from braid.client.messages import Message, MessageId
 from braid.client.stream_consumer import StreamConsumer
-from braid.errors import BraidError, Closed, ConsumerDisplaced, DeadlineExceeded, InvalidArgument, NotAllowed, TopicNotFound
+from braid.errors import (
+    BraidError,
+    Closed,
+    ConsumerDisplaced,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotAllowed,
+    NotReady,
+    TopicNotFound,
+)
 from braid.model.names import TopicName
 from braid.model.segments import physical_name
 from braid.scalable.config import ScalableConfig
@@ -349,6 +358,30 @@ async def test_waiting_for_acknowledgements_has_a_bound(broker: InProcessBroker,
         assert "was not acknowledged" in caplog.text
         # The acknowledgement comes too late for the segment that moved, and is good for the other one.
         await first.acknowledge_cumulative(got[-1])
+
+
+async def test_a_segment_lost_without_a_connection_holds_up_no_acknowledgement(
+    broker: InProcessBroker, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W6, seed 235: its place was lost, then it was given to another consumer; who acknowledged waited for `release_wait`."""
+    async with client.stream_consumer(TOPIC, "s", name="a") as consumer:
+        await produce(client, 0, 16)
+        got = [await consumer.receive(SECONDS) for _ in range(16)]
+        assert {message.segment_id for message in got} == {0, 1}
+        lane = consumer._lanes[1]
+
+        async def refused() -> None:
+            raise NotReady("Segment 1 is not assigned to a.")
+
+        monkeypatch.setattr(lane, "_attach_once", refused)
+        lane.detached(Closed("test"))
+        acknowledged = asyncio.ensure_future(consumer.acknowledge_cumulative(got[-1], wait=True))
+        await asyncio.sleep(0)
+        topics = {0: consumer._lanes[0].topic}
+        consumer._assign(Assignment(layout_epoch=0, topics=topics, is_first=True, resets=0))
+        async with asyncio.timeout(SECONDS):
+            await acknowledged
+        assert consumer.segments == [0]
 
 
 async def test_closing_acknowledges_nothing(broker: InProcessBroker, client: Client) -> None:
