@@ -140,8 +140,8 @@ SCALABLE_PLANTS: dict[int, Plant] = {
         lambda: changed(
             plans_layout,
             "roll_forward",
-            "        producers: dict[str, int] = {}\n",
-            "        await _flip(work, pending)\n        producers: dict[str, int] = {}\n",
+            "        known: list[Mapping[str, int]] = []\n",
+            "        await _flip(work, pending)\n        known: list[Mapping[str, int]] = []\n",
         ),
     ),
     22: Plant("flush returns early", "W1", 7, ("C1",), early_flush),

@@ -140,7 +140,7 @@ def test_a_terminal_is_rewritten_until_the_user_has_seen_enough(broker: Backgrou
         stdin=theirs,
         stdout=theirs,
         stderr=subprocess.PIPE,
-        env={**os.environ, "TERM": "xterm"},
+        env={name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")} | {"TERM": "xterm"},
         start_new_session=True,
     )
     os.close(theirs)

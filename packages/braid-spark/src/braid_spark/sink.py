@@ -29,6 +29,8 @@ from braid_spark.outgoing import Outgoing, producer_options
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+RETIRE_SECONDS = 60.0
+"""The deadline of a transaction that is begun to be aborted."""
 
 
 class SinkError(BraidError):
@@ -335,15 +337,20 @@ def give_up(link: Link, txns: Iterable[str]) -> None:
             log.warning("transaction %s could not be aborted, it times out: %s", txn, error)
 
 
-def open_txn(link: Link, identity: Identity) -> list[str]:
-    """The decider under which a batch is being written, if that is so. Never raises."""
+def retire(link: Link, identity: Identity) -> None:
+    """On the driver: the job has failed. End what was begun, unless it counts already, and let none of its tasks begin again:
+    one that still runs would leave a transaction open that nobody ends before its deadline. Never raises."""
+    client = link.client
+
+    async def take_over() -> None:
+        begun = await client.begin_sink(identity.sink, identity.batch, f"{identity.run}-failed", timeout=RETIRE_SECONDS)
+        if begun.decider is not None:
+            await client.abort_batch(str(begun.decider.id))
+
     try:
-        state = link.run(lambda: link.client.sink(identity.sink))
-    except BraidError as error:
-        log.warning("the sink %s could not be asked, its transaction times out: %s", identity.sink, error)
-        return []
-    current = None if state is None else state.current
-    return [str(current.txn)] if current is not None and current.run == identity.run else []
+        link.run(take_over)
+    except Exception as error:  # noqa: BLE001 - as above
+        log.warning("the sink %s could not be taken from the failed job, what it has open times out: %s", identity.sink, error)
 
 
 def txns_of(messages: Sequence[Written | None]) -> list[str]:

@@ -56,13 +56,10 @@ class BraidWriter(DataSourceArrowWriter):
         log.info("the job wrote %d rows", rows)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        link = self._link()
-        found = sink.txns_of(of(messages))
-        own = self._own_identity()
-        if not found and own is not None:
-            # No task came far enough to say under what it wrote; the sink knows.
-            found = sink.open_txn(link, own)
-        sink.give_up(link, found)
+        link, written, own = self._link(), of(messages), self._own_identity()
+        sink.give_up(link, sink.txns_of(written))
+        if own is not None and all(each is None or each.identity == own for each in written):
+            sink.retire(link, own)
 
     def _link(self) -> Link:
         return shared_link(self._options.url, self._options.client)

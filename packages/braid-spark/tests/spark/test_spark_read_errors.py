@@ -37,10 +37,10 @@ def texts(first: int, stop: int) -> list[str]:
     [
         ({"startingOfsets": "earliest"}, "Did you mean startingOffsets"),
         ({"startingOffsets": "sometimes"}, "startingOffsets"),
-        ({"maxMessagesPerTrigger": "many"}, "maxMessagesPerTrigger".lower()),
+        ({"maxMessagesPerTrigger": "many"}, "maxMessagesPerTrigger"),
         ({"braid.client.operationTimeOutt": "5"}, "Did you mean braid.client.operation_timeout"),
         ({"braid.client.operationTimeout": "soon"}, "braid.client.operation_timeout"),
-        ({"valueFormat": "xml"}, "valueformat"),
+        ({"valueFormat": "xml"}, "valueFormat"),
         ({"startingOffsets": '{"topic://public/default/another": {"0": 1}}'}, "which is not read"),
     ],
 )
