@@ -30,7 +30,8 @@ demo: setup  ## a broker is killed, topics split and merge, a Spark pipeline is 
 	SABOTAGE=$(SABOTAGE) $(BIN)/python examples/demo.py
 
 test: setup  ## all tests with their short counts (at most 12 minutes on 2 cores)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --write-requirements=docs/requirements.md
+	$(BIN)/python -m pytest tests --write-requirements=docs/requirements.md
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile packages
 
 check: setup  ## lint, types, import contracts, generated pages
 	$(BIN)/ruff format --check .

@@ -21,7 +21,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from braid.client.deciders import Decider, SubTransaction
 from braid.client.producer import Producer
-from braid.errors import Advice, BraidError
+from braid.errors import Advice, BraidError, InvalidTransactionStatus, SinkFenced
 from braid_spark.blocks import ArrowBlock
 from braid_spark.connections import Link
 from braid_spark.options import Options
@@ -343,8 +343,14 @@ def retire(link: Link, identity: Identity) -> None:
     client = link.client
 
     async def take_over() -> None:
-        begun = await client.begin_sink(identity.sink, identity.batch, f"{identity.run}-failed", timeout=RETIRE_SECONDS)
-        if begun.decider is not None:
+        # As the job itself first, so that the sink knows its run when the next one takes its place.
+        begun = None
+        for run in (identity.run, f"{identity.run}-failed"):
+            try:
+                begun = await client.begin_sink(identity.sink, identity.batch, run, timeout=RETIRE_SECONDS)
+            except (InvalidTransactionStatus, SinkFenced) as error:
+                log.info("the batch is over: %s", error)
+        if begun is not None and begun.decider is not None:
             await client.abort_batch(str(begun.decider.id))
 
     try:
