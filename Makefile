@@ -29,7 +29,7 @@ $(READY): requirements/dev.txt pyproject.toml packages/braid-spark/pyproject.tom
 demo: setup  ## a broker is killed, topics split and merge, a Spark pipeline is killed; verify (SABOTAGE=1 must fail)
 	SABOTAGE=$(SABOTAGE) $(BIN)/python examples/demo.py
 
-test: setup  ## all tests with their short counts (at most 12 minutes on 2 cores)
+test: setup  ## all tests with their short counts
 	$(BIN)/python -m pytest tests --write-requirements=docs/requirements.md
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile packages
 
