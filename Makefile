@@ -11,6 +11,9 @@ JOBS ?= 2
 SUITE ?=
 SABOTAGE ?=
 
+# Compiled tests and modules are kept: a run starts hundreds of processes that import the same files.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test check fmt bench kill sim churn moves power spark-faults fuzz clients docs proto lock suite-python java clean help
 
 help:  ## list the targets
@@ -30,8 +33,8 @@ demo: setup  ## a broker is killed, topics split and merge, a Spark pipeline is 
 	SABOTAGE=$(SABOTAGE) $(BIN)/python examples/demo.py
 
 test: setup  ## all tests with their short counts
-	$(BIN)/python -m pytest tests --write-requirements=docs/requirements.md
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile packages
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder tests --write-requirements=docs/requirements.md
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder packages
 
 check: setup  ## lint, types, import contracts, generated pages
 	$(BIN)/ruff format --check .

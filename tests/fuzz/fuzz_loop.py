@@ -68,6 +68,8 @@ KEEP_INPUTS = 20
 CLEAN_EVERY = 1000
 GROWTH_BYTES = 200 << 20
 HALF_OPEN = 30
+HALF_OPEN_SECONDS = 60.0
+"""By then one of them must be closed; the broker's keep-alive is much shorter."""
 
 Pieces = list[bytes]
 
@@ -570,9 +572,7 @@ class Fuzzer:
 
     async def _loris(self) -> None:
         """Connections that say nothing, or half a frame, and stay."""
-        open_ones = [peer for peer in self._half_open if not peer.is_closed]
-        self.half_open_closed += len(self._half_open) - len(open_ones)
-        self._half_open = open_ones
+        self._note_closed()
         while len(self._half_open) < HALF_OPEN:
             peer = await self._connect()
             size = len(self._half_open) % 3
@@ -580,6 +580,12 @@ class Fuzzer:
             self._half_open.append(peer)
         for peer in self._half_open[::7]:
             peer.transport.write(b"\0")
+
+    def _note_closed(self) -> None:
+        """Count the half-open connections that the broker has closed, and forget them."""
+        open_ones = [peer for peer in self._half_open if not peer.is_closed]
+        self.half_open_closed += len(self._half_open) - len(open_ones)
+        self._half_open = open_ones
 
     async def _good(self) -> None:
         """The client beside which all this happens; any error of it is a failure."""
@@ -604,6 +610,13 @@ class Fuzzer:
                 await service.delete_topic(TopicName.parse(name), force=True)
 
     async def _end(self) -> None:
+        try:
+            async with asyncio.timeout(HALF_OPEN_SECONDS):
+                while self._half_open and not self.half_open_closed:  # a short run may end before their time is over
+                    await asyncio.sleep(0.05)
+                    self._note_closed()
+        except TimeoutError:
+            raise Problem("half-open connections were not closed") from None
         for peer in self._half_open:
             peer.transport.abort()
         await asyncio.sleep(0.2)

@@ -17,9 +17,9 @@ from braid.txn.ack_conflicts import Holds
 from braid.txn.buffer import MetadataTransactionBuffer, _open_header
 from braid.txn.coordinator import TransactionCoordinator
 from braid.txn.held_writes import WritePermit
-from braid.txn.pending_acks import MetadataPendingAckStore
 from braid.txn.records import TxnOp, position_text
 from braid.txn.store import StoredOp, TransactionStore
+from braid.txn.stored_acks import StoredAcks
 from braid.txn.visibility import Visibility
 
 PAUSE_SECONDS = 0.3
@@ -175,7 +175,7 @@ TXN_PLANTS: dict[int, Plant] = {
     1: Plant("unknown transaction treated as aborted after collection", "W4", 0, ("C6", "C1"), unknown_is_aborted),
     2: Plant("op record written after append", "W4", 0, ("C6", "C7", "C8"), op_after_append),
     3: Plant("header check and op write not atomic", "W4", 6, ("C6", "C7", "C8"), header_before_op),
-    4: Plant("timeout multiplied by 1,000", "W5", 0, ("C18",), thousandfold),
+    4: Plant("timeout multiplied by 1,000", "W5", 2, ("C18",), thousandfold),
     5: Plant(
         "terminal transactions never leave the cache",
         "W4",
@@ -208,9 +208,9 @@ TXN_PLANTS: dict[int, Plant] = {
     31: Plant(
         "acknowledgments deleted before the cursor is durable",
         "W4",
-        0,
+        4,
         ("C6", "C7"),
-        lambda: changed(MetadataPendingAckStore, "_materialise", "if is_applied:", "if False:"),
+        lambda: changed(StoredAcks, "materialise", "if is_applied:", "if False:"),
     ),
     36: Plant(
         "transactional acknowledgment of a held or acknowledged position accepted",
@@ -219,5 +219,5 @@ TXN_PLANTS: dict[int, Plant] = {
         ("C6", "C7"),
         lambda: [(Holds, "conflict", lambda *_anything: None)],
     ),
-    1036: Plant("transactional acknowledgment held by a stale owner", "W4", 4, ("C6", "C7"), no_owner_check),
+    1036: Plant("transactional acknowledgment held by a stale owner", "W4", 11, ("C6", "C7"), no_owner_check),
 }

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from braid.runtime.env import Random
-from braid.testing.sim.loop import START, Deadlock, Node, SimLoop, on, run
+from braid.testing.sim.loop import NODE, START, WORLD, Deadlock, Node, SimLoop, on, run
 from braid.testing.sim.network import Fabric
 from braid.testing.sim.ports import DiskSpeed, SimClock, SimThreads
 
@@ -28,8 +28,8 @@ def test_the_private_names_of_asyncio_are_as_expected() -> None:
     task = loop.create_task(step())
     assert next(iter(loop._ready)) is handle and handle._callback == ran.append and not handle._cancelled
     assert list(loop._ready)[1]._callback.__self__ is task
-    assert loop._scheduled == [timer] and timer.when() == START + 5
-    assert handle._context is not None and loop._timer_cancelled_count == 0 and loop._stopping is False
+    assert loop._scheduled == [(START + 5, timer)] and timer.when() == START + 5
+    assert handle._context.get(NODE, WORLD) is WORLD and loop._stopping is False
     loop.run_until_complete(task)
     assert ran == ["soon", "step"] and loop.time() == START
     loop.run_until_complete(asyncio.sleep(10))

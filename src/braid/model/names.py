@@ -255,6 +255,7 @@ def _parse_managed_ledger_name(text: str) -> TopicName:
     raise InvalidTopicName(f"{_shown(text)} is not the storage name of a topic.")
 
 
+@lru_cache(maxsize=_CACHED)
 def _build(domain: Domain, tenant: str, namespace: str, local: str) -> TopicName:
     shown = f"{domain}://{tenant}/{namespace}/{local}"
     if len(shown) > MAX_NAME_LENGTH:

@@ -266,15 +266,15 @@ class FaultyMetadata:
 
     def _by_chance(self, possible: Sequence[Fault]) -> Fault | None:
         faults = self.faults
-        shares = {
-            Fault.UNAVAILABLE: faults.unavailable,
-            Fault.CONFLICT: faults.conflict,
-            Fault.UNKNOWN_APPLIED: faults.unknown_applied,
-            Fault.UNKNOWN_DROPPED: faults.unknown_dropped,
-            Fault.UNKNOWN_LATE: faults.unknown_late,
-        }
+        shares = (
+            (Fault.UNAVAILABLE, faults.unavailable),
+            (Fault.CONFLICT, faults.conflict),
+            (Fault.UNKNOWN_APPLIED, faults.unknown_applied),
+            (Fault.UNKNOWN_DROPPED, faults.unknown_dropped),
+            (Fault.UNKNOWN_LATE, faults.unknown_late),
+        )
         drawn = self.random.random()
-        for fault, share in shares.items():
+        for fault, share in shares:
             if fault in possible:
                 if drawn < share:
                     return fault

@@ -20,7 +20,7 @@ from braid.metadata.journal import VolatileJournal
 from braid.model.layout import SegmentLayout
 from braid.model.names import NamespaceName, TopicName
 from braid.model.positions import Position
-from braid.model.segments import physical_name
+from braid.model.segments import SegmentEnd, physical_name
 from braid.runtime.env import Runtime
 from braid.runtime.plans import Moment, watching
 from braid.runtime.threads import InlineThreads
@@ -32,7 +32,7 @@ from braid.scalable.service import ScalableTopicService
 from braid.testing.sim.history import History
 from braid.testing.sim.loop import NODE, WORLD, Node, SimLoop, on, run
 from braid.testing.sim.ports import SimClock
-from braid.testing.sim.stores import NodeEngine
+from braid.testing.sim.stores import EpochNotes, NodeEngine
 
 T = TypeVar("T")
 SESSION = 10.0
@@ -182,6 +182,7 @@ class _Ops:
             consumers=dict(topic.attached),
             readers=topic.readers,
             is_terminated=topic.is_sealed,
+            end=SegmentEnd(topic.messages, 1, topic.messages - 1) if topic.is_sealed else None,
         )
 
     async def _enter(self, operation: str, segment: TopicName) -> None:
@@ -358,7 +359,7 @@ def simulate(
         storage = Storage(VolatileJournal(runtime.token(128)), runtime.threads.worker("metadata"))
         engine = await NodeEngine.open(runtime, storage)
         assert isinstance(engine, NodeEngine)
-        engine.home, engine.history = WORLD, History(runtime.clock.monotonic)
+        engine.home, engine.epochs = WORLD, EpochNotes(History(runtime.clock.monotonic), engine.tables)
         return await main(World(engine, runtime, config or ScalableConfig()))
 
     result: T = run(seed, start)

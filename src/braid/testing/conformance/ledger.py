@@ -265,6 +265,25 @@ class LedgerStoreConformance:
         assert some == [entry(n, 98) for n in range(10, 20)]
         assert len(await reader.read(0, 49, max_bytes=1 << 20)) == 50
 
+    @pytest.mark.parametrize("is_fenced", [False, True])
+    async def test_lengths_are_told_without_reading(self, store: LedgerStore, is_fenced: bool) -> None:
+        writer = await store.create()
+        sizes = [1 + 37 * number % 401 for number in range(300)]
+        for number, size in enumerate(sizes):
+            await writer.add(bytes(size))
+            if number == 100:
+                other = await filled(store, 200, size=1000)  # what lies in a file and what is in memory changes meanwhile
+                await other.close()
+        reader = await store.open(writer.ledger_id, fence=is_fenced)
+        for number in range(len(sizes) + 1):
+            assert await reader.length_before(number) == sum(sizes[:number])
+        for bad in (len(sizes) + 1, -1):
+            with pytest.raises((EntryNotFound, InvalidArgument)):
+                await reader.length_before(bad)
+        await store.delete(writer.ledger_id)
+        with pytest.raises(LedgerNotFound):
+            await reader.length_before(1)
+
     async def test_bad_reads_are_refused(self, store: LedgerStore) -> None:
         writer = await filled(store, 3)
         reader = await store.open(writer.ledger_id, fence=False)

@@ -14,7 +14,7 @@ import heapq
 import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from contextvars import Context, ContextVar
+from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
 from braid.runtime.env import Random
@@ -40,7 +40,7 @@ class Node:
         self.name = name
         self.is_paused = False
         self.is_dead = False
-        self.parked: list[asyncio.Handle] = []
+        self.parked: list[SimHandle] = []
         """What would have run meanwhile, while paused."""
 
     def __repr__(self) -> str:
@@ -83,16 +83,65 @@ class SimFuture(asyncio.Future[Any]):
         return self.number
 
 
+class SimHandle(asyncio.Handle):
+    """A callback that waits for its turn. Lean: a run makes many thousands, and what asyncio does for debugging is left out."""
+
+    __slots__ = ()
+    _args: Any
+    _callback: Any
+    _cancelled: bool
+    _context: Context
+
+    def __init__(self, callback: Any, args: Any, loop: SimLoop, context: Context | None) -> None:
+        self._callback = callback
+        self._args = args
+        self._loop = loop
+        self._context = copy_context() if context is None else context
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+
+    def cancel(self) -> None:
+        if not self._cancelled:
+            self._cancelled = True
+            self._callback = self._args = None  # what a callback holds must not live until its time
+
+
+class SimTimer(SimHandle, asyncio.TimerHandle):
+    """A callback that waits for its time; in the queue it stands behind that time, see `SimLoop.call_at`."""
+
+    __slots__ = ()
+    _when: float
+
+    def __init__(self, when: float, callback: Any, args: Any, loop: SimLoop, context: Context | None) -> None:
+        SimHandle.__init__(self, callback, args, loop, context)
+        self._when = when
+
+    def cancel(self) -> None:
+        SimHandle.cancel(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __lt__(self, _other: object) -> bool:
+        return False  # asked only about timers of the same moment, which are equal
+
+    def __hash__(self) -> int:
+        return hash(self._when)
+
+
 class SimLoop(asyncio.BaseEventLoop):
     """Runs everything in one thread in an order that the seed decides."""
 
-    _ready: Any
-    _scheduled: Any
+    _closed: bool
+    _ready: list[SimHandle]
+    _scheduled: list[tuple[float, SimTimer]]
     _stopping: bool
-    _timer_cancelled_count: int
 
     def __init__(self, rng: Random) -> None:
         super().__init__()
+        self._ready = []
+        self._scheduled = []
         self._rng = rng
         self._now = START
         self._count = 0
@@ -110,8 +159,32 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def create_future(self) -> SimFuture:
         future = SimFuture(loop=self)
-        future.number = self._next_number()
+        self._count += 1
+        future.number = self._count
         return future
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        if self._closed:
+            raise RuntimeError("Event loop is closed")
+        handle = SimHandle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        if self._closed:
+            raise RuntimeError("Event loop is closed")
+        timer = SimTimer(when, callback, args, self, context)
+        heapq.heappush(self._scheduled, (when, timer))  # pairs: numbers are compared without a call into Python
+        return timer
 
     def tasks_of(self, node: Node) -> list[SimTask]:
         """Unfinished tasks of a node."""
@@ -179,28 +252,40 @@ class SimLoop(asyncio.BaseEventLoop):
         """There are no real sockets."""
 
     def _run_once(self) -> None:
-        self._take_due()
-        batch = [handle for handle in self._ready if not handle._cancelled]
-        self._ready.clear()
-        self._shuffle_steps(batch)
-        for handle in batch:
-            node = _node_of(handle._context)
-            if node.is_dead or handle._cancelled:
-                continue
-            if node.is_paused:
-                node.parked.append(handle)
-                continue
-            self.steps += 1
-            handle._run()
-        if self.steps > MAX_STEPS:
-            raise Deadlock(f"{MAX_STEPS} steps were not enough.\n{self.stacks()}")
+        """Run turn after turn until the loop is stopped."""
+        while True:
+            self._take_due()
+            batch, self._ready = self._ready, []
+            if len(batch) > 1:
+                batch = [handle for handle in batch if not handle._cancelled]
+                self._shuffle_steps(batch)
+            for handle in batch:
+                if handle._cancelled:
+                    continue
+                node = handle._context.get(NODE, WORLD)
+                if node.is_dead:
+                    continue
+                if node.is_paused:
+                    node.parked.append(handle)
+                    continue
+                self.steps += 1
+                try:
+                    handle._context.run(handle._callback, *handle._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:  # noqa: BLE001 - as asyncio does: one callback must not end the loop
+                    what = getattr(handle._callback, "__qualname__", type(handle._callback).__name__)
+                    self.call_exception_handler({"message": f"Exception in callback {what}", "exception": error})
+            if self.steps > MAX_STEPS:
+                raise Deadlock(f"{MAX_STEPS} steps were not enough.\n{self.stacks()}")
+            if self._stopping:
+                return
 
     def _take_due(self) -> None:
         """Move due timers to the queue; with an empty queue, jump to the next one."""
         scheduled = self._scheduled
-        while scheduled and scheduled[0]._cancelled:
-            self._timer_cancelled_count -= 1
-            heapq.heappop(scheduled)._scheduled = False
+        while scheduled and scheduled[0][1]._cancelled:
+            heapq.heappop(scheduled)
         if self._ready or self._stopping:
             self._still += 1
             if self._still > MAX_TURNS:
@@ -209,11 +294,10 @@ class SimLoop(asyncio.BaseEventLoop):
             raise Deadlock(f"Nothing can run and no timer is left.\n{self.stacks()}")
         else:
             self._still = 0
-            self._now = max(self._now, scheduled[0]._when)
-        while scheduled and scheduled[0]._when <= self._now:
-            handle = heapq.heappop(scheduled)
-            handle._scheduled = False
-            self._ready.append(handle)
+            self._now = max(self._now, scheduled[0][0])
+        now = self._now
+        while scheduled and scheduled[0][0] <= now:
+            self._ready.append(heapq.heappop(scheduled)[1])
 
     def _shuffle_steps(self, batch: list[Any]) -> None:
         """Permute the task steps among their places; callbacks stay where they are."""

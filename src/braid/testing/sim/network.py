@@ -170,8 +170,7 @@ class End(asyncio.Transport):
     def _arm(self) -> None:
         if self._wire and not self._pump_due:
             self._pump_due = True
-            with on(WORLD):
-                self._loop.call_at(self._wire[0][0], self.pump)
+            self._loop.call_at(self._wire[0][0], self.pump, context=self._fabric.context)
 
     def _read(self) -> None:
         """Hand the next piece to the protocol, in the context of our node."""
@@ -217,6 +216,9 @@ class Fabric:
         self._late: dict[frozenset[str], float] = {}
         self._healed = asyncio.Event()
         self._next_port = 40_000
+        with on(WORLD):
+            self.context = contextvars.copy_context()
+            """In which bytes travel: they go on whatever becomes of the node that sent them."""
         self.slowest = 0.002
         """Seconds of the longest usual way."""
 
@@ -258,10 +260,11 @@ class Fabric:
     # For the ends
 
     def is_cut(self, one: str, other: str) -> bool:
-        return frozenset((one, other)) in self._cuts
+        return bool(self._cuts) and frozenset((one, other)) in self._cuts
 
     def latency(self, one: str, other: str) -> float:
-        return self.slowest * self._rng.random() ** 2 + self._late.get(frozenset((one, other)), 0.0)
+        late = self._late.get(frozenset((one, other)), 0.0) if self._late else 0.0
+        return self.slowest * self._rng.random() ** 2 + late
 
     def forget(self, end: End) -> None:
         self._ends.pop(end, None)

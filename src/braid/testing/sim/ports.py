@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from braid.runtime.clock import Timer
@@ -29,8 +29,8 @@ class SimClock:
     def monotonic(self) -> float:
         return asyncio.get_running_loop().time()
 
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+    def sleep(self, seconds: float) -> Coroutine[Any, Any, None]:
+        return asyncio.sleep(seconds)
 
     def call_later(self, seconds: float, callback: Callable[..., Any], *args: Any) -> Timer:
         return asyncio.get_running_loop().call_later(seconds, callback, *args)

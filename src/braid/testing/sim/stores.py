@@ -24,6 +24,7 @@ from braid.metadata.engine import Engine, IndexEntries, Storage
 from braid.metadata.handle import Handle
 from braid.metadata.journal import Row
 from braid.metadata.sessions import Lease
+from braid.metadata.tables import Tables
 from braid.model.txn import TxnId
 from braid.runtime.clock import Clock
 from braid.runtime.env import Random, Runtime
@@ -37,11 +38,51 @@ from braid.wire.entries import split_entry
 T = TypeVar("T")
 
 
+class EpochNotes:
+    """Writes to the history every owner epoch of a log that is new."""
+
+    def __init__(self, history: History, tables: Tables) -> None:
+        self._history = history
+        self._tables = tables
+        self._seen: dict[str, int] = {}
+        self._touched: dict[str, None] = {}
+        self._has_looked = False
+        touched = self._touched
+
+        class TouchedTables(type(tables)):  # type: ignore[misc]
+            __slots__ = ()
+
+            def apply(self, key: str, row: Row | None) -> Row | None:
+                if key.startswith(ROOT):
+                    touched[key] = None
+                old: Row | None = super().apply(key, row)
+                return old
+
+        tables.__class__ = TouchedTables
+
+    def look(self) -> None:
+        """Look at the logs whose records have changed, in the order of the table; at all logs the first time."""
+        rows = self._tables.rows
+        if self._has_looked and len(self._touched) <= 1:
+            keys = [key for key in self._touched if key in rows]
+        else:
+            keys = [key for key in rows if key.startswith(ROOT)]
+        self._has_looked = True
+        self._touched.clear()
+        for key in keys:
+            row = rows[key]
+            if self._seen.get(key) != row[2]:
+                self._seen[key] = row[2]
+                if key.count("/") == 5 or is_segment_log(key):
+                    record = decode_record(LogRecord, key, row[-1])
+                    self._history.add("store", "info", "owner", [key, record.incarnation], epoch=record.owner_epoch)
+
+
 class NodeEngine(Engine):
     """The metadata engine; whatever it schedules belongs to the node it was opened on."""
 
     home: Node
-    history: History
+    epochs: EpochNotes
 
     def handle(self, name: str, *, clock: Clock | None = None) -> Handle:
         handle = super().handle(name, clock=clock)
@@ -87,21 +128,7 @@ class NodeEngine(Engine):
 
     def published(self, counter: int) -> None:
         super().published(counter)
-        self.note_epochs()
-
-    def note_epochs(self) -> None:
-        """Write to the history every owner epoch of a log that is new."""
-        for key, row in self.tables.rows.items():
-            if key.startswith(ROOT) and self._seen.get(key) != row[2]:
-                self._seen[key] = row[2]
-                if key.count("/") == 5 or is_segment_log(key):
-                    record = decode_record(LogRecord, key, row[-1])
-                    self.history.add("store", "info", "owner", [key, record.incarnation], epoch=record.owner_epoch)
-
-    @property
-    def _seen(self) -> dict[str, int]:
-        seen: dict[str, int] = self.__dict__.setdefault("_versions_seen", {})
-        return seen
+        self.epochs.look()
 
     @property
     def _holders(self) -> dict[Handle, Node]:
@@ -116,7 +143,7 @@ async def open_metadata(runtime: Runtime, path: Path, home: Node, history: Histo
     engine = await NodeEngine.open(runtime, storage, session_timeout=session_timeout)
     assert isinstance(engine, NodeEngine)
     engine.home = home
-    engine.history = history
+    engine.epochs = EpochNotes(history, engine.tables)
     LayoutNotes(history).listen(engine.tables)
     TxnNotes(history).listen(engine.tables)
     return engine
@@ -279,6 +306,9 @@ class SimReader:
         entries = await self._store.bridge.call(lambda: self._inner.read(first, last, max_bytes))
         self._store.note("ok", "read", [self.ledger_id, first, [google_crc32c.value(entry) for entry in entries]])
         return entries
+
+    async def length_before(self, entry_id: int) -> int:
+        return await self._store.bridge.call(lambda: self._inner.length_before(entry_id))
 
     async def refresh(self) -> int:
         return await self._store.bridge.call(self._inner.refresh)
