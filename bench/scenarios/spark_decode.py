@@ -1,7 +1,8 @@
 """Decoding without Spark: entries of a fetch into Arrow batches, beside the SDK that reads the same messages one by one.
 
-One process, no broker. Entries hold what the SDK puts into one (1,000 messages or 128 kB); values are random. The split says
-how much of the time goes into finding the messages, into reading their metadata and into building columns.
+One process, no broker. Entries hold what the SDK puts into one (1,000 messages or 128 kB), or one message each, as clients that
+do not batch send them; values are random. The split says how much of the time goes into opening the entries, into finding the
+messages of batches, into reading their metadata and into building columns.
 """
 
 from __future__ import annotations
@@ -33,7 +34,12 @@ FETCH_BYTES = 4 << 20
 ENTRY_BYTES, ENTRY_MESSAGES = 128 << 10, 1000
 ROUNDS = 9
 TOPIC = "topic://public/default/decoded"
-TARGETS = {("equal", 100): 1.5e6, ("varying", 100): 0.8e6}
+TARGETS = {
+    ("equal sizes", 100): 1.5e6,
+    ("varying sizes", 100): 0.8e6,
+    ("unbatched", 100): 1e6 / 3,
+    ("unbatched", 1000): 1e6 / 3,
+}
 """At least so many rows a second, with all columns."""
 
 
@@ -41,22 +47,23 @@ def measure(run: Run) -> None:
     everything = default_schema()
     schemas = {"value and key": pa.schema([everything.field("value"), everything.field("__key")]), "all columns": everything}
     for size in (100, 1000):
-        for kind in ("equal", "varying"):
-            fetched = _fetched(size, kind == "varying")
+        for kind in ("equal sizes", "varying sizes", "unbatched"):
+            fetched = _fetched(size, kind)
             count = fetched.last_index[-1] + 1
             one_by_one = _seconds(partial(_by_the_sdk, fetched), 3)
             for name, schema in schemas.items():
-                run.progress(f"decode: {size} B, {kind} sizes, {name}")
+                run.progress(f"decode: {size} B, {kind}, {name}")
                 columns = Columns.of(schema)
                 seconds = _seconds(partial(_by_the_decoder, columns, fetched), ROUNDS)
-                run.add([_figure(f"{size} B, {kind} sizes, {name}", size, count, seconds, one_by_one, columns, fetched)])
+                run.add([_figure(f"{size} B, {kind}, {name}", size, count, seconds, one_by_one, columns, fetched)])
                 target = TARGETS.get((kind, size))
                 if target is not None and name == "all columns":
-                    run.add([_share(f"{size} B, {kind} sizes, time to the most allowed", count, seconds, target)])
+                    run.add([_share(f"{size} B, {kind}, time to the most allowed", count, seconds, target)])
 
 
-def _fetched(size: int, is_varying: bool) -> Fetched:
+def _fetched(size: int, kind: str) -> Fetched:
     """One answer of a broker."""
+    is_varying, is_unbatched = kind != "equal sizes", kind == "unbatched"
     chance = random.Random(size)
     entries: list[bytes] = []
     last: list[int] = []
@@ -64,15 +71,18 @@ def _fetched(size: int, is_varying: bool) -> Fetched:
     while held < FETCH_BYTES:
         messages: list[tuple[pb.SingleMessageMetadata, bytes]] = []
         room = ENTRY_BYTES
-        while room > 0 and len(messages) < ENTRY_MESSAGES:
+        while room > 0 and len(messages) < (1 if is_unbatched else ENTRY_MESSAGES):
             value = chance.randbytes(chance.randint(size // 2, size * 3 // 2) if is_varying else size)
             key = f"user-{chance.randrange(1000)}" if is_varying else f"user-{chance.randrange(1000):03}"
             messages.append((pb.SingleMessageMetadata(partition_key=key, sequence_id=20_000 + count), value))
             room -= len(value) + len(key)
             count += 1
         metadata = pb.MessageMetadata(producer_name="bench", sequence_id=count, publish_time=1_700_000_000_000)
-        metadata.num_messages_in_batch = len(messages)
-        entries.append(build_entry(metadata, encode_batch(messages)))
+        if is_unbatched:
+            metadata.partition_key = messages[0][0].partition_key
+        else:
+            metadata.num_messages_in_batch = len(messages)
+        entries.append(build_entry(metadata, messages[0][1] if is_unbatched else encode_batch(messages)))
         held += len(entries[-1])
         last.append(count - 1)
     number = len(entries)
@@ -133,8 +143,9 @@ def _share(name: str, count: int, seconds: list[float], target: float) -> Figure
 
 def _split(columns: Columns, fetched: Fetched) -> Iterator[tuple[str, float]]:
     """The parts of decoding and their shares."""
-    spent = {"find": 0.0, "metadata": 0.0, "columns": 0.0}
+    spent = {"entries": 0.0, "find": 0.0, "metadata": 0.0, "columns": 0.0}
     places: list[tuple[Any, str, str]] = [
+        (decode, "read_entries", "entries"),
         (decode, "find_starts", "find"),
         (decode, "read_messages", "metadata"),
         (Rows, "record_batch", "columns"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -30,8 +30,10 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     sequence_id: int | None = 0
     is_compacted: bool = False
     ordering_key: bytes | None = None
+    is_versioned: bool = False
+    """Whether it says a version of its schema; only if it is alone in its entry."""
     oddity: str = ""
-    """How its metadata differs from what clients write: "backwards", "twice", "unknown" or nothing."""
+    """How its metadata differs from what clients write: "backwards", "twice", "unknown", "far", "many" or nothing."""
 
 
 def describe(into: Any, message: Made) -> None:
@@ -80,11 +82,15 @@ def odd(raw: bytes, oddity: str) -> bytes:
         return b"\x28\x07\x18\x01" + raw  # an event time and a size that do not count, if others come behind them
     if oddity == "unknown":
         return raw + b"\xfa\x01\x02hi\xf8\x01\x80\x01\xf1\x0112345678\xf5\x011234"
+    if oddity == "far":
+        return b"\xc2\xbb\x01\x02hi" + raw + b"\xc0\xbb\x01" + b"\xff" * 9 + b"\x01"  # the field 3000, twice
+    if oddity == "many":
+        return b"\xc0\x02\x01" * 70 + raw
     return raw
 
 
 def _first_field(raw: bytes) -> bytes:
-    at = 1
+    at = 2 if raw[0] > 127 else 1
     size = 0
     shift = 0
     while True:
@@ -107,7 +113,22 @@ def alone(message: Made, codec: int = 0, number: int = 0, producer: str = "p-1")
     """An entry that is one message."""
     metadata = _metadata(number, producer)
     describe(metadata, message)
-    return _entry(metadata, message.value or b"", codec)
+    if message.sequence_id is not None:
+        metadata.sequence_id = message.sequence_id
+        metadata.txnid_most_bits = message.sequence_id
+    if message.is_versioned:
+        metadata.schema_version = number.to_bytes(8, "big")
+    entry = _entry(metadata, message.value or b"", codec)
+    if message.oddity == "twice":
+        return respelled(entry, lambda raw: b"\x60\x07\x18\x01" + raw)
+    return respelled(entry, lambda raw: odd(raw, message.oddity)) if message.oddity else entry
+
+
+def respelled(entry: bytes, spell: Callable[[bytes], bytes]) -> bytes:
+    """The same entry with its metadata written in another way, and without a checksum."""
+    size = int.from_bytes(entry[6:10], "big")
+    raw = spell(entry[10 : 10 + size])
+    return len(raw).to_bytes(4, "big") + raw + entry[10 + size :]
 
 
 def chunks(message: Made, count: int, uuid: str, codec: int = 0, number: int = 0) -> list[bytes]:

@@ -83,6 +83,8 @@ class Topic:
         self.segments: dict[int, Segment] = {}
         self.everything: dict[int, Segment] = {}
         """With those that were pruned."""
+        self.pruned_ends: dict[int, int] = {}
+        """Where those ended, as far as somebody noted it."""
         width = (MAX_HASH + 1) // count
         for number in range(count):
             end = MAX_HASH if number == count - 1 else (number + 1) * width - 1
@@ -106,6 +108,12 @@ class Topic:
     def merge(self, first: int, second: int) -> None:
         hashes = self.segments[first].hash_start, self.segments[second].hash_end
         self._replace((first, second), [hashes])
+
+    def prune(self, number: int) -> None:
+        """Remove a sealed segment as a leader does: noting its end, cutting the edges to it."""
+        self.pruned_ends[number] = len(self.segments.pop(number).sent)
+        for each in self.segments.values():
+            each.parents = tuple(parent for parent in each.parents if parent != number)
 
     def _replace(self, parents: tuple[int, ...], ranges: list[tuple[int, int]]) -> None:
         children = tuple(self._create(each, parents) for each in ranges)
@@ -142,6 +150,10 @@ class World:
         self.calls["ids"] += len(wanted)
         segments = self.by_name[topic].segments
         return {number: segments[number].state() for number in wanted if number in segments}
+
+    def pruned_ends(self, topic: str) -> dict[int, int]:
+        self.calls["pruned_ends"] += 1
+        return dict(self.by_name[topic].pruned_ends)
 
     def offset_for(self, topic: str, segment: int, start: int, max_messages: int | None, max_bytes: int | None) -> int:
         self.calls["offset_for"] += 1
@@ -233,12 +245,20 @@ class World:
             self.prune(topic, position, next_id)
 
     def prune(self, topic: str, position: dict[int, int], next_id: int) -> None:
-        """Remove sealed segments that were read, oldest first."""
+        """Remove sealed segments that were read, oldest first: also those of which the reader does not know yet that they are
+        sealed, or that they were there at all."""
         found = self.by_name[topic]
         for number, each in list(found.segments.items()):
-            is_read = number < next_id and number not in position
-            if is_read and each.is_sealed and not any(parent in found.segments for parent in each.parents):
-                del found.segments[number]
+            at = position.get(number, len(each.sent) if number < next_id else 0)
+            if at >= len(each.sent) and each.is_sealed and not any(parent in found.segments for parent in each.parents):
+                found.prune(number)
+
+    def lose(self, random: Random, topic: str = TOPIC) -> None:
+        """Remove some sealed segments, read or not, oldest first."""
+        found = self.by_name[topic]
+        for number, each in list(found.segments.items()):
+            if each.is_sealed and not any(parent in found.segments for parent in each.parents) and random.random() < 0.5:
+                found.prune(number)
 
 
 class LateWorld(World):

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from braid.client.segment_reads import Fetched, SegmentState, SegmentView, TopicView
+from braid.client.segment_reads import Fetched, Pruned, SegmentState, SegmentView, TopicView
 from braid.errors import DataLost, NotReady, ProtocolError, TopicNotFound
+from braid.model.segments import SegmentEnd
 from braid_spark import reader, reads
 from braid_spark.planner import Piece
 from braid_spark.reader import AHEAD, _Fetches
@@ -31,6 +32,7 @@ class FakeReads:
     def __init__(self) -> None:
         self.segments = {number: SegmentView(number, f"segment-{number}", 0, 65535, (), (), False) for number in range(3)}
         self.gone: set[str] = set()
+        self.ended = Pruned("inc", {})
         self.asked: list[Any] = []
         self.low = 0
         self.step = 10
@@ -41,6 +43,10 @@ class FakeReads:
     async def topics_matching(self, pattern: str) -> list[str]:
         self.asked.append(("match", pattern))
         return [TOPIC]
+
+    async def pruned(self, topic: str) -> Pruned:
+        self.asked.append(("pruned", topic))
+        return self.ended
 
     async def states(self, topics: Sequence[str]) -> dict[str, SegmentState]:
         self.asked.append(("states", tuple(topics)))
@@ -147,6 +153,17 @@ def test_segments_that_are_gone_are_left_out(link: Any, clock: list[float]) -> N
     link.reads.gone = {"segment-1"}
     cluster = ClusterReads(link, [TOPIC])
     assert sorted(cluster.states(TOPIC, [0, 1, 77])) == [0]
+
+
+def test_ends_of_removed_segments_are_those_of_the_same_topic(link: Any, clock: list[float]) -> None:
+    cluster = ClusterReads(link, [TOPIC])
+    link.reads.ended = Pruned("inc", {0: SegmentEnd(7, 3, 1), 4: SegmentEnd(0, 5, -1)})
+    assert cluster.pruned_ends(TOPIC) == {0: 7, 4: 0}
+    link.reads.ended = Pruned("", {})  # a broker that does not know of such ends
+    assert cluster.pruned_ends(TOPIC) == {}
+    link.reads.ended = Pruned("another", {0: SegmentEnd(7, 3, 1)})
+    with pytest.raises(NotReady, match="created again"):
+        cluster.pruned_ends(TOPIC)
 
 
 def test_a_segment_that_is_just_gone_needs_no_cursor(link: Any, clock: list[float]) -> None:

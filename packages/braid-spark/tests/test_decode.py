@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_fetches import LEDGER, PUBLISHED_MS, TOPIC, Made, alone, batch, fetched, sdk_messages
+from made_fetches import LEDGER, PUBLISHED_MS, TOPIC, Made, alone, batch, chunks, fetched, sdk_messages
 
 from braid.client.segment_reads import Fetched
 from braid.model.hashing import murmur3_x86_32, segment_hash
@@ -21,6 +21,8 @@ from braid.wire import messages as pb
 from braid.wire.entries import build_entry
 from braid_spark.columns import Columns, default_schema
 from braid_spark.decode import EntryUnreadable, SegmentDecoder
+from braid_spark.entries import Entries
+from braid_spark.fields import Fields
 
 EVERYTHING = Columns.of(default_schema())
 FOR_EVER = 1 << 60
@@ -72,17 +74,19 @@ def made_messages(draw: st.DrawFn) -> Made:
         sequence_id=draw(st.sampled_from([None, 0, 1, 127, 128, 16383, 16384, (1 << 63) - 1, (1 << 64) - 1])),
         is_compacted=draw(st.integers(0, 9)) == 0,
         ordering_key=draw(st.sampled_from([None, None, None, b"", b"order"])),
-        oddity=draw(st.sampled_from([""] * 12 + ["backwards", "twice", "unknown"])),
+        is_versioned=draw(st.booleans()),
+        oddity=draw(st.sampled_from([""] * 12 + ["backwards", "twice", "unknown", "far", "many"])),
     )
 
 
 @st.composite
 def made_entries(draw: st.DrawFn) -> list[tuple[bytes, list[Made]]]:
     found = []
-    for number in range(draw(st.integers(1, 5))):
+    is_unbatched = draw(st.booleans())  # by most producers
+    for number in range(draw(st.integers(1, 20 if is_unbatched else 5))):
         codec = draw(st.sampled_from([0, 0, 0, 1, 2, 3, 4]))
         producer = draw(st.sampled_from(["p-1", "p-1", "another"]))
-        if draw(st.integers(0, 4)) == 0:
+        if (draw(st.integers(0, 4)) == 0) != is_unbatched:
             message = draw(made_messages())
             found.append((alone(message, codec, number, producer), [message]))
         else:
@@ -184,6 +188,74 @@ def test_a_message_alone_in_its_entry_keeps_all_it_says() -> None:
     assert (first["value"], first["__key"], first["__properties"]) == (b"v", b"key", {"a": "1", "b": "2"})
     assert milliseconds(first["__event_time"]) == 5
     assert (second["value"], second["__key"], second["__event_time"]) == (None, None, None)
+
+
+def test_unbatched_messages_are_read_without_looking_at_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a message was looked at by itself")
+
+    monkeypatch.setattr(Entries, "one", refuse)
+    monkeypatch.setattr(Fields, "_read_one", refuse)
+    made = [
+        Made(
+            value=b"v" * (at % 300 + 8),
+            key=None if at % 7 == 0 else f"key-{at}",
+            properties=(("a", str(at)),) * (at % 2),
+            event_ms=at,
+            sequence_id=at,
+            ordering_key=b"o" if at % 3 == 0 else None,
+            is_versioned=at % 2 == 0,
+            oddity="unknown" if at % 5 == 0 else "",
+        )
+        for at in range(3000)
+    ]
+    among = [batch([Made(value=b"in a batch", sequence_id=at) for at in range(20)])]
+    found = decoded([*(alone(each, number=at) for at, each in enumerate(made)), *among])
+    assert [row["value"] for row in found] == [*(each.value for each in made), *[b"in a batch"] * 20]
+    assert [row["__properties"] for row in found[:3000]] == [dict(each.properties) for each in made]
+    assert [pb.MessageIdData.FromString(row["__message_id"]).entryId for row in found[:3000]] == list(range(3000))
+
+
+@pytest.mark.parametrize("numbers", [[0, 127, 128], [16383, 16384], [1 << 31, (1 << 62) + 5, 1]])
+@pytest.mark.parametrize("partition", [-1, 0, 300])
+def test_ids_of_unbatched_messages_have_numbers_of_any_length(numbers: list[int], partition: int) -> None:
+    one = fetched([alone(Made(value=b"x" * 20)) for _ in numbers])
+    one.entry_id[:], one.ledger_id[:] = numbers, numbers[::-1]
+    columns = Columns.of(pa.schema([default_schema().field("__message_id")]))
+    wanted = [
+        pb.MessageIdData(ledgerId=ledger_id, entryId=entry_id, partition=partition)
+        for ledger_id, entry_id in zip(numbers[::-1], numbers, strict=True)
+    ]
+    for each in wanted:
+        if partition < 0:
+            each.ClearField("partition")
+    found = rows_of([one], columns, partition=partition)
+    assert [row["__message_id"] for row in found] == [each.SerializeToString() for each in wanted]
+
+
+def test_a_property_that_is_none_names_its_entry() -> None:
+    entries = [alone(Made(value=b"x" * 20, properties=(("a", "b"),))) for _ in range(300)]
+    one = fetched(entries)
+    place = len(entries[0]) * 200 + entries[0].index(b"\x0a\x01a\x12\x01b") + 4
+    one.data = memoryview(damaged(bytes(one.data), place, b"\xff"))
+    with pytest.raises(EntryUnreadable, match=r"entry 7:200 of .*property"):
+        rows_of([one])
+
+
+def test_compressed_and_chunked_messages_stay_in_their_places_among_unbatched_ones() -> None:
+    whole = os.urandom(900)
+    first, second = chunks(Made(value=whole, key="chunked"), 2, "uuid")
+    plain = [alone(Made(value=f"v{at}".encode() * 5, key=f"k{at}", properties=(("p", str(at)),))) for at in range(9)]
+    packed = alone(Made(value=b"p" * 500, key="packed"), codec=3)
+    entries = [*plain[:3], first, packed, *plain[3:6], second, batch([Made(value=b"b1"), Made(value=b"b2")]), *plain[6:]]
+    found = decoded(entries)
+    values = [f"v{at}".encode() * 5 for at in range(9)]
+    assert [row["value"] for row in found] == [*values[:3], b"p" * 500, *values[3:6], whole, b"b1", b"b2", *values[6:]]
+    assert [row["__index"] for row in found] == [0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]
+    assert [row["__key"] for row in found][2:6] == [b"k2", b"packed", b"k3", b"k4"]
+    assert [row["__properties"] for row in found][-1] == {"p": "8"}
+    where = pb.MessageIdData.FromString(found[7]["__message_id"])
+    assert (where.entryId, where.first_chunk_message_id.entryId) == (8, 3)
 
 
 def test_values_that_look_like_messages_are_values() -> None:
@@ -307,8 +379,10 @@ def damaged_anywhere(entry: bytes) -> list[bytes]:
     return [damaged(entry, at, b"\xff") for at in range(10, len(entry), 2)]
 
 
-def test_damage_anywhere_ends_in_rows_or_in_a_named_error() -> None:
-    entry = batch([Made(value=b"abc", key=f"k{at}", properties=(("a", "b"),), event_ms=5, sequence_id=at) for at in range(17)])
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_damage_anywhere_ends_in_rows_or_in_a_named_error(is_alone: bool) -> None:
+    made = [Made(value=b"abc", key=f"k{at}", properties=(("a", "b"),), event_ms=5, sequence_id=at) for at in range(17)]
+    entry = alone(made[0]) if is_alone else batch(made)
     for each in damaged_anywhere(entry):
         one = fetched([entry])
         one.data = memoryview(each)

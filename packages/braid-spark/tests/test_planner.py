@@ -301,7 +301,85 @@ def test_a_pruned_segment_stops_the_query_or_is_left_out_and_counted() -> None:
     assert plan.partitions(start, end_before, world) == []
     end = plan.latest(start, Limits(), world)
     assert ranges(plan.partitions(start, end, world)) == [(1, 0, 3), (2, 0, 3)]
-    assert plan.lag(end, world)["lost"] == {"messages": 0, "segments": 1}
+    assert plan.lag(end, world)["lost"] == {"messages": 3, "segments": 1}  # the batch that was not read says so
+    plan = planner(fail_on_data_loss=False)
+    assert plan.latest(start, Limits(), world) == end
+    assert plan.lag(end, world)["lost"] == {"messages": 0, "segments": 1}  # nobody knows how many
+
+
+def test_a_pruned_segment_that_was_read_to_where_it_ended_is_no_loss() -> None:
+    """Sealed and pruned while the query was away: its offset still lists the segment, read as far as it went."""
+    for ordering in ("key", "none"):
+        world = World(Topic(TOPIC, count=2))
+        world.send(1)
+        world.send(1)
+        world.send(60_000)
+        start = planner(ordering=ordering).latest(planner().initial(), Limits(), world)
+        assert topic_of(start)["segs"] == {"0": 2, "1": 1}
+        topic = world.by_name[TOPIC]
+        topic.merge(0, 1)
+        topic.prune(0)
+        topic.prune(1)
+        plan = planner(ordering=ordering)
+        world.calls.clear()
+        assert plan.latest(start, Limits(), world) is start  # there is nothing to read
+        assert plan.latest(start, Limits(), world) is start
+        assert world.calls["pruned_ends"] == 1  # an end stays what it is
+        assert plan.lag(start, world) == {"v": 1, "lag": 0, "lost": {"messages": 0, "segments": 0}, "topics": {TOPIC: {"2": 0}}}
+        world.send(1)
+        assert planner(ordering=ordering).lag(start, world)["lag"] == 1
+        end = planner(ordering=ordering).latest(start, Limits(), world)
+        assert topic_of(end) == {"inc": "inc-1", "next": 3, "segs": {"2": 1}, "drained": {"0": 2, "1": 1}}
+        for one in (plan, planner(ordering=ordering)):  # also if the batch is planned again
+            assert ranges(one.partitions(start, end, world)) == [(2, 0, 1)]
+        assert topic_of(planner().latest(end, Limits(), world))["segs"] == {"2": 1}
+
+
+def test_a_pruned_segment_that_was_not_read_to_where_it_ended_says_how_much_is_missing() -> None:
+    world = split_world()
+    start = planner().latest(planner().initial(), Limits(max_messages=1), world)
+    world.by_name[TOPIC].prune(0)
+    with pytest.raises(DataLost, match=r"segment 0 of .* are lost, 3 in number.*index 1 to 4.*not stored any more.*subscr"):
+        planner().latest(start, Limits(), world)
+    plan = planner(fail_on_data_loss=False)
+    world.calls.clear()
+    end = plan.latest(start, Limits(), world)
+    assert ranges(plan.partitions(start, end, world)) == [(1, 0, 3), (2, 0, 3)]
+    assert plan.latest(start, Limits(), world) == end
+    assert world.calls["pruned_ends"] == 1  # asked once, not in each poll
+    assert plan.lag(end, world)["lost"] == {"messages": 3, "segments": 1}
+
+
+def test_a_segment_that_goes_before_the_layout_says_so_is_no_loss() -> None:
+    """The layout at hand is older than the removal: its owner does not know the segment any more."""
+    world = split_world()
+    unread = planner().latest(planner().initial(), Limits(max_messages=1), world)
+    read = planner().latest(unread, Limits(), world)
+    read["topics"][TOPIC] = {"inc": "inc-1", "next": 1, "segs": {"0": 4}}  # as if 0 had not been sealed yet
+    topic, view = world.by_name[TOPIC], world.view(TOPIC)
+    topic.prune(0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(world, "view", lambda _topic: view)
+        end = planner().latest(read, Limits(), world)
+        assert topic_of(end)["drained"] == {"0": 4}
+        assert ranges(planner().partitions(read, end, world)) == [(1, 0, 3), (2, 0, 3)]
+        with pytest.raises(DataLost, match=r"segment 0 of .* are lost, 3 in number"):
+            planner().latest(unread, Limits(), world)
+
+
+def test_a_start_at_the_end_of_a_pruned_segment_is_no_loss() -> None:
+    world = World(Topic(TOPIC, count=2))
+    world.send(1)
+    topic = world.by_name[TOPIC]
+    topic.split(0)
+    topic.prune(0)
+    for named, is_lost in ((1, False), (0, True)):
+        plan = planner(json.dumps({TOPIC: {"0": named, "1": 0, "2": 0, "3": 0}}))
+        if is_lost:
+            with pytest.raises(DataLost, match=r"segment 0 of .* are lost, 1 in number"):
+                plan.latest(plan.initial(), Limits(), world)
+        else:
+            assert topic_of(plan.latest(plan.initial(), Limits(), world))["segs"] == {"1": 0, "2": 0, "3": 0}
 
 
 def test_a_segment_that_came_and_went_unseen_is_a_loss() -> None:

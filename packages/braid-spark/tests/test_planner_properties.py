@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_world import TOPIC, LateWorld, Sent, Topic, World, make_options
 
-from braid.errors import NotReady
+from braid.errors import DataLost, NotReady
 from braid_spark.offsets import Offset, canonical_json, read_offset
 from braid_spark.options import Options
 from braid_spark.planner import Cap, Limits, Planner
@@ -36,10 +36,11 @@ MORE = [
 class Query:
     """A streaming query: keeps the checkpoint, restarts now and then, and notes what it read in which batch and piece."""
 
-    def __init__(self, world: World, options: Options, random: Random) -> None:
+    def __init__(self, world: World, options: Options, random: Random, *, restarts: float = 0.2) -> None:
         self.world = world
         self.options = options
         self.random = random
+        self.restarts = restarts
         self.planner = Planner(options, lambda: 0.0)
         self.start = self.planner.initial()
         self.batches: list[list[list[Sent]]] = []
@@ -48,7 +49,7 @@ class Query:
 
     def step(self, limit: Limits, until: Cap | None = None) -> bool:
         """One trigger; whether it was a batch."""
-        if self.random.random() < 0.2:
+        if self.random.random() < self.restarts:
             self.planner = Planner(self.options, lambda: 0.0)
             if not self.is_begun:
                 self.start = self.planner.initial()
@@ -78,7 +79,10 @@ class Query:
             for name, topic in before.topics.items():
                 after = parsed.topics[name]
                 assert after.next >= topic.next
+                kept = self.world.by_name[name].segments
                 for number, at in topic.segs.items():  # never below the start
+                    if number not in kept and not self.options.fail_on_data_loss and number not in after.drained:
+                        continue  # lost
                     assert after.segs.get(number, after.drained.get(number, -1)) >= at
             assert canonical_json(end) != canonical_json(self.start)
 
@@ -178,6 +182,49 @@ def test_answers_that_are_late_lose_nothing_and_repeat_nothing(how: dict[str, An
     world.note()
     query.finish()
     query.check(expected_from(query), is_ordered=options.ordering == "key")
+
+
+@pytest.mark.parametrize("how", MORE, ids=str)
+@settings(CASES, max_examples=60 * TIMES)
+@given(seed=st.integers(0, 1 << 32))
+def test_what_was_removed_unread_is_told_and_nothing_else_is(how: dict[str, Any], seed: int) -> None:
+    """Segments go at any time, read or not. A query that must not lose anything fails if and only if something is lost; one
+    that may counts it, message by message."""
+    random = Random(seed)
+    world = World(Topic(TOPIC, count=random.randrange(1, 4)))
+    query = Query(world, make_options("earliest", fail_on_data_loss=False, **how), random, restarts=0.0)
+    query.step(Limits())
+    strict = make_options("earliest", **how)
+    missing: set[int] = set()
+    for _ in range(random.randrange(4, 25)):
+        world.disturb(random, *query.positions())
+        if random.random() < 0.3:
+            world.lose(random)
+        now = lost_now(query)
+        missing |= now
+        if now:
+            with pytest.raises(DataLost, match=r"Messages of segment \d+ of .* are lost, [1-9]\d* in number"):
+                Planner(strict, lambda: 0.0).latest(query.start, Limits(), world)
+        else:
+            Planner(strict, lambda: 0.0).latest(query.start, Limits(), world)
+        if random.random() < 0.6:
+            query.step(some_limits(random))
+    query.finish()
+    kept = [each for each in expected_from(query) if each.number not in missing]
+    query.check(kept, is_ordered=False)
+    assert query.planner.lag(query.start, world)["lost"]["messages"] == len(missing)
+
+
+def lost_now(query: Query) -> set[int]:
+    """Messages that the query has not read and that are in no segment any more."""
+    topic = query.world.by_name[TOPIC]
+    position, next_id = query.positions()
+    found: set[int] = set()
+    for number, each in topic.everything.items():
+        if number not in topic.segments:
+            at = (position or {}).get(number, len(each.sent) if number < next_id else 0)
+            found.update(one.number for one in each.sent[at:])
+    return found
 
 
 @pytest.mark.parametrize("ordering", ["key", "none"])

@@ -127,7 +127,7 @@ def test_a_json_value_that_does_not_fit_is_named(value: bytes, type_: pa.DataTyp
     with pytest.raises(ValueUnreadable) as caught:
         rows([b'{"a": null}', value], json_columns(a=type_))
     assert said in str(caught.value)
-    assert f"index 101 of {TOPIC}" in str(caught.value)
+    assert f"index 101 of segment 0 of {TOPIC}" in str(caught.value)
 
 
 def order(number: int) -> dict[str, Any]:

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from braid.errors import ProtocolError
 from braid.wire.messages import KeyValue, MessageIdData
 from braid.wire.varints import varint
-from braid_spark.entries import Entry
+from braid_spark.entries import Entries
+from braid_spark.fields import Mask
 from braid_spark.hashing import Bytes, Numbers, murmur3
 from braid_spark.messages import Messages
 
-Mask = NDArray[np.bool_]
 _LONGEST_MS: Final = np.iinfo(np.int64).max // 1000
 
 
@@ -91,11 +91,13 @@ def times(milliseconds: NDArray[np.uint64], type_: pa.DataType, valid: Mask | No
     return numbers(np.minimum(milliseconds, np.uint64(_LONGEST_MS)).astype(np.int64) * 1000, type_, valid)
 
 
-def repeated(values: Sequence[str], rows: Numbers, type_: pa.DataType) -> pa.Array:
-    """The value of each row's entry."""
-    if len(set(values)) == 1:
-        return pa.repeat(pa.scalar(values[0], type_), len(rows))
-    return pa.array(values, type_).take(pa.array(rows))
+def of_entries(data: Bytes, at: Numbers, sizes: Numbers, rows: Numbers, type_: pa.DataType) -> pa.Array:
+    """The slice of each row's entry."""
+    size = int(sizes[0])
+    first = data[at[0] : at[0] + size]
+    if (sizes == size).all() and (not size or (_blocks(data, at, size).view((np.uint8, size)) == first).all()):
+        return pa.repeat(as_text(pa.array([first.tobytes()], pa.binary()))[0], len(rows))  # nearly always
+    return gather(data, at, sizes, None, type_).take(pa.array(rows))
 
 
 def keys(data: Bytes, messages: Messages, type_: pa.DataType) -> pa.Array:
@@ -141,22 +143,23 @@ def _index_tails(count: int) -> tuple[list[bytes], Numbers]:
     return tails, np.array([len(each) for each in tails], np.int64)
 
 
-def message_ids(
-    entries: Sequence[Entry], partition: int, first_chunks: Mapping[int, tuple[int, int]], type_: pa.DataType
-) -> pa.Array:
+def message_ids(entries: Entries, partition: int, first_chunks: Mapping[int, tuple[int, int]], type_: pa.DataType) -> pa.Array:
     """The serialised message ids of all messages of these entries, as Pulsar's clients write and read them.
 
     `first_chunks` says of the entries that are last chunks, by number, where the first is."""
+    ledger_ids, entry_ids = entries.places.ledger_id, entries.places.entry_id
+    tail = b"" if partition < 0 else b"\x18" + varint(partition)
+    if not entries.said.is_batch.any() and not first_chunks:
+        return _ids_alone(ledger_ids, entry_ids, tail, type_)
     blobs: list[bytes] = []
     sizes: list[int] = []
-    tail = b"" if partition < 0 else b"\x18" + varint(partition)
-    for number, entry in enumerate(entries):
-        head = b"\x08%b\x10%b%b" % (varint(entry.ledger_id), varint(entry.entry_id), tail)
-        count = entry.messages
-        if not entry.is_batch:
+    columns = (ledger_ids, entry_ids, entries.said.is_batch, entries.said.held)
+    for number, (ledger_id, entry_id, is_batch, count) in enumerate(zip(*(each.tolist() for each in columns), strict=True)):
+        head = b"\x08%b\x10%b%b" % (varint(ledger_id), varint(entry_id), tail)
+        if not is_batch:
             if number in first_chunks:
-                ledger_id, entry_id = first_chunks[number]
-                first = MessageIdData(ledgerId=ledger_id, entryId=entry_id).SerializeToString()
+                first_ledger_id, first_entry_id = first_chunks[number]
+                first = MessageIdData(ledgerId=first_ledger_id, entryId=first_entry_id).SerializeToString()
                 head += b"\x3a%b%b" % (varint(len(first)), first)
             blobs.append(head)
             sizes.append(len(head))
@@ -165,9 +168,35 @@ def message_ids(
         end = b"\x30" + varint(count)
         blobs += (head, (end + head).join(tails[:count]), end)
         sizes += (lengths[:count] + (len(head) + len(end))).tolist()
+    return _joined(b"".join(blobs), sizes, type_)
+
+
+def _ids_alone(ledger_ids: Numbers, entry_ids: Numbers, tail: bytes, type_: pa.DataType) -> pa.Array:
+    """The ids of messages that are alone in their entries."""
+    bytes_, is_used = _varints(b"\x08", ledger_ids)
+    more, is_more_used = _varints(b"\x10", entry_ids)
+    tails: Bytes = np.broadcast_to(np.frombuffer(tail, np.uint8), (len(ledger_ids), len(tail)))
+    every = np.concatenate([bytes_, more, tails], axis=1)
+    used = np.concatenate([is_used, is_more_used, np.ones(tails.shape, np.bool_)], axis=1)
+    return _joined(every[used], used.sum(axis=1), type_)
+
+
+def _varints(tag: bytes, values: Numbers) -> tuple[Bytes, Mask]:
+    """A field of each row: its bytes in as many columns as the longest needs, and which of them are used."""
+    width = len(varint(int(values.max())))
+    shifted = values[:, None] >> np.arange(width) * 7
+    is_used = np.concatenate([np.ones((len(values), 2), np.bool_), shifted[:, 1:] > 0], axis=1)
+    found = np.empty((len(values), width + 1), np.uint8)
+    found[:, 0] = tag[0]
+    found[:, 1:] = shifted & 0x7F
+    found[:, 1:-1] |= is_used[:, 2:].astype(np.uint8) << 7
+    return found, is_used
+
+
+def _joined(blob: bytes | Bytes, sizes: Sequence[int] | Numbers, type_: pa.DataType) -> pa.Array:
     offsets = np.zeros(len(sizes) + 1, np.int32)
     np.cumsum(sizes, out=offsets[1:])
-    return pa.Array.from_buffers(type_, len(sizes), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(blobs))], 0)
+    return pa.Array.from_buffers(type_, len(sizes), [None, pa.py_buffer(offsets), pa.py_buffer(blob)], 0)
 
 
 # Properties.

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from braid.errors import BraidError, DataLost
 from braid.wire.chunks import MAX_CHUNKS
-from braid.wire.messages import MessageMetadata
-from braid_spark.entries import Entry, entries_of
+from braid_spark.entries import Entry, read_entries
 
 if TYPE_CHECKING:
     from braid.client.segment_reads import Fetched
@@ -150,22 +149,15 @@ class ChunkJoiner:
         log.warning("%s It is left out.", said)
 
     def _chunks_between(self, uuid: str, start: int, stop: int) -> list[Entry]:
-        entries = self._entries_between(start, stop)
-        return [entry for entry in entries if is_chunk(entry.metadata) and entry.metadata.uuid == uuid]
-
-    def _entries_between(self, start: int, stop: int) -> Iterator[Entry]:
         if self._look_back is None:
             raise ChunksMissing("what is before the range cannot be read")
+        found: list[Entry] = []
         while start < stop:
             fetched = self._look_back(start, stop)
-            for entry in entries_of(self._topic, fetched):
-                if start <= entry.last_index < stop:
-                    yield entry
+            entries = read_entries(self._topic, fetched, start, stop)
+            chunks = [entries.one(number) for number in entries.said.is_chunk.nonzero()[0].tolist()]
+            found += [entry for entry in chunks if entry.metadata.uuid == uuid and entry.last_index < stop]
             if fetched.covered_to <= start:
                 raise ChunksMissing(f"the range from index {start} on is not given out")
             start = fetched.covered_to
-
-
-def is_chunk(metadata: MessageMetadata) -> bool:
-    """Whether an entry is one of several chunks of a message."""
-    return metadata.HasField("chunk_id") and metadata.num_chunks_from_msg > 1
+        return found

@@ -13,7 +13,8 @@ import msgspec
 import pyarrow as pa
 
 from braid.errors import InvalidArgument
-from braid_spark.values import Values, avro_columns
+from braid_spark.avro_values import avro_columns
+from braid_spark.values import Values
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _MAP: Final = pa.map_(pa.string(), pa.string())

@@ -7,6 +7,7 @@ query. Owns the thread with the event loop on which everything of a client happe
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
@@ -20,8 +21,9 @@ from braid.client.blocking_loop import LoopThread
 from braid.client.client import Client
 from braid.client.config import ClientConfig
 from braid.client.segment_reads import SegmentReads
-from braid.errors import ConfigError
+from braid.errors import Advice, BraidError, ConfigError
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 PREFIX = "braid.client."
 """How users write options of the SDK."""
@@ -98,6 +100,26 @@ def shared_link(url: str, settings: Settings | None = None) -> Link:
         if link is None:
             link = _links[key] = Link(url, settings, patience=PATIENCE_SECONDS)
         return link
+
+
+def patiently(link: Link, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """What a call gives, which may be made again while no broker is there to answer it, for as long as an operation may take.
+    Spark would try a failed task again at once, and give up before a broker has come back."""
+
+    async def persist() -> T:
+        clock, config = link.client.runtime.clock, link.client.config
+        deadline, pause = clock.monotonic() + config.operation_timeout, config.backoff_initial
+        while True:
+            try:
+                return await start()
+            except BraidError as error:
+                if error.advice is Advice.NEVER or clock.monotonic() + pause >= deadline:
+                    raise
+                log.info("no broker could answer, trying again: %s", error)
+            await clock.sleep(pause)
+            pause = min(2 * pause, config.backoff_max)
+
+    return link.run(persist)
 
 
 def client_config(settings: Settings | None, *, patience: float | None = None) -> ClientConfig:

@@ -1,25 +1,27 @@
 """`SegmentDecoder`: the fetches of one range of a segment as Arrow record batches with exactly the columns asked for.
 
-A hot path: entries are opened one by one, their messages never. What of an entry lies outside the range, and keys outside the
-hash sub-range, are left out here. Owns the size of batches; asks for nothing by itself but the first chunks of a message.
+A hot path: neither entries nor messages are looked at one by one, but for entries that are compressed or chunks. What of an
+entry lies outside the range, and keys outside the hash sub-range, are left out here. Owns the size of batches; asks for nothing
+by itself but the first chunks of a message, and the schemas that Avro values were written with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from braid.errors import ProtocolError
 from braid_spark import arrays
-from braid_spark.arrays import Mask
-from braid_spark.chunks import ChunkJoiner, is_chunk
+from braid_spark.avro_values import WriterSchema
+from braid_spark.chunks import ChunkJoiner
 from braid_spark.columns import Columns
-from braid_spark.entries import Entry, EntryUnreadable, batch_of_one, entries_of, plain_payload
+from braid_spark.entries import Entries, EntryUnreadable, read_entries
+from braid_spark.fields import Mask
 from braid_spark.hashing import Bytes, Numbers
-from braid_spark.messages import Messages, pick, read_messages
+from braid_spark.messages import Messages, interleave, pick, read_messages
 from braid_spark.rows import Rows
 from braid_spark.starts import find_starts
 
@@ -36,51 +38,17 @@ _SPREAD: Final = 40503
 """An odd number that scatters successive indexes over the ring of hashes."""
 
 
-class _Group:
-    """Entries that become one record batch."""
+class _Opened(NamedTuple):
+    """Entries that become one record batch, with payloads as they were before they were compressed or cut into chunks."""
 
-    def __init__(self, fetched: memoryview) -> None:
-        self._fetched = fetched
-        self._parts: list[bytes | memoryview] = []
-        self._is_copied = False
-        self.entries: list[Entry] = []
-        self.first_chunks: dict[int, tuple[int, int]] = {}
-        """Where the first chunk is, by the number of the entry that is the last."""
-        self.bounds: list[tuple[int, int]] = []
-        """Where each entry's messages are in the bytes."""
-        self.size = 0
+    data: Bytes
+    entries: Entries
+    first_chunks: dict[int, tuple[int, int]]
+    """Where the first chunk is, by the number of the entry that is the last."""
 
-    def add(self, entry: Entry, head: bytes, payload: bytes | memoryview) -> None:
-        """Take the messages of an entry, `head` and `payload` one behind the other."""
-        size = len(head) + len(payload)
-        is_in_place = payload is entry.payload and not head
-        if not is_in_place and not self._is_copied:
-            self._copy()
-        if self._is_copied:
-            self._parts += (head, payload)
-            self.bounds.append((self.size, self.size + size))
-        else:
-            self.bounds.append((entry.at, entry.at + size))
-        self.entries.append(entry)
-        self.size += size
-
-    def _copy(self) -> None:
-        """Something is not in the fetched bytes as it is: from now on the messages are put behind each other."""
-        self._is_copied = True
-        self._parts = [self._fetched[at:end] for at, end in self.bounds]
-        at = 0
-        for number, (begin, end) in enumerate(self.bounds):
-            self.bounds[number] = (at, at + end - begin)
-            at += end - begin
-
-    def only(self, number: int) -> _Group:
-        """One of its entries alone."""
-        found = _Group(self.bytes())
-        found.entries, found.bounds = [self.entries[number]], [self.bounds[number]]
-        return found
-
-    def bytes(self) -> memoryview:
-        return memoryview(b"".join(self._parts)) if self._is_copied else self._fetched
+    def part(self, first: int, behind: int) -> _Opened:
+        chunks = {number - first: each for number, each in self.first_chunks.items() if first <= number < behind}
+        return _Opened(self.data, self.entries.part(first, behind), chunks)
 
 
 class SegmentDecoder:
@@ -97,6 +65,7 @@ class SegmentDecoder:
         hash_range: tuple[int, int] | None = None,
         partition: int = -1,
         look_back: Callable[[int, int], Fetched] | None = None,
+        writer_schema: WriterSchema | None = None,
         is_loss_fatal: bool = True,
         max_message_bytes: int = 128 << 20,
     ) -> None:
@@ -108,6 +77,7 @@ class SegmentDecoder:
         self._hash_range = hash_range
         self._partition = partition
         self._max_bytes = max_message_bytes
+        self._writer_schema = writer_schema
         self._chunks = ChunkJoiner(topic, look_back, is_loss_fatal=is_loss_fatal)
 
     @property
@@ -117,33 +87,63 @@ class SegmentDecoder:
 
     def decode(self, fetched: Fetched) -> Iterator[pa.RecordBatch]:
         """The rows of the next fetch; raises EntryUnreadable, ChunksMissing or ValueUnreadable."""
-        group = _Group(fetched.data)
-        for entry in entries_of(self._topic, fetched):
-            if entry.last_index < self._start or entry.last_index - entry.messages + 1 >= self._stop:
-                continue
-            self._open(entry, group)
-            if group.size >= BATCH_BYTES:
-                yield from self._batches(group)
-                group = _Group(fetched.data)
-        if group.entries:
-            yield from self._batches(group)
+        entries = read_entries(self._topic, fetched, self._start, self._stop)
+        for first, behind in _cuts(entries.said.plain_size):
+            opened = self._opened(entries.part(first, behind))
+            if len(opened.entries):
+                yield from self._batches(opened)
 
-    def _open(self, entry: Entry, group: _Group) -> None:
+    def _opened(self, entries: Entries) -> _Opened:
+        if entries.said.is_plain.all():
+            return _Opened(np.frombuffer(entries.raw, np.uint8), entries, {})
+        # Something cannot be used as it is: the entries are put behind each other anew, those between as they are.
+        raw, places = entries.raw, entries.places
+        parts: list[bytes | memoryview] = []
+        by, sizes = np.zeros(len(entries), np.int64), places.end - places.payload_at
+        is_kept = np.ones(len(entries), np.bool_)
+        chunks: dict[int, tuple[int, int]] = {}
+        done, at = 0, 0
+        for number in [*np.flatnonzero(~entries.said.is_plain).tolist(), len(entries)]:
+            if done < number:
+                begin, end = int(places.metadata_at[done]), int(places.end[number - 1])
+                parts.append(raw[begin:end])
+                by[done:number] = at - begin
+                at += end - begin
+            done = number + 1
+            if number == len(entries):
+                break
+            payload = self._payload(entries, number, chunks)
+            if payload is None:
+                is_kept[number] = False
+                continue
+            begin, body = int(places.metadata_at[number]), int(places.payload_at[number])
+            parts += (raw[begin:body], payload)
+            by[number], sizes[number] = at - begin, len(payload)
+            at += body - begin + len(payload)
+        joined = memoryview(b"".join(parts))
+        numbers = is_kept.cumsum() - 1
+        return _Opened(
+            np.frombuffer(joined, np.uint8),
+            entries.moved(joined, by, sizes).only(is_kept),
+            {int(numbers[number]): first for number, first in chunks.items()},
+        )
+
+    def _payload(self, entries: Entries, number: int, first_chunks: dict[int, tuple[int, int]]) -> bytes | memoryview | None:
+        """Of an entry that is compressed or a chunk; None if a message is not complete with it."""
+        entry = entries.one(number)
         payload: bytes | memoryview = entry.payload
-        if is_chunk(entry.metadata):
+        if entries.said.is_chunk[number]:
             whole = self._chunks.take(entry)
             if whole is None:
-                return
-            payload = whole.payload
-            group.first_chunks[len(group.entries)] = whole.first
-        payload = plain_payload(entry, payload, self._max_bytes)
-        group.add(entry, b"" if entry.is_batch else batch_of_one(entry.metadata, len(payload)), payload)
+                return None
+            payload, first_chunks[number] = whole
+        return entry.plain(payload, self._max_bytes)
 
-    def _batches(self, group: _Group) -> Iterator[pa.RecordBatch]:
+    def _batches(self, opened: _Opened) -> Iterator[pa.RecordBatch]:
         try:
-            batch = self._batch(group)
+            batch = self._batch(opened)
         except ProtocolError as error:
-            raise self._culprit(group).unreadable(error) from None
+            raise self._culprit(opened).unreadable(0, error) from None
         if not batch.num_rows:
             return
         pieces = min(-(-batch.nbytes // _MAX_BATCH_BYTES), batch.num_rows)
@@ -151,40 +151,40 @@ class SegmentDecoder:
         for at in range(0, batch.num_rows, rows):
             yield batch.slice(at, rows)
 
-    def _culprit(self, group: _Group) -> Entry:
-        """The entry that makes a group unreadable."""
-        for number, entry in enumerate(group.entries):
+    def _culprit(self, opened: _Opened) -> Entries:
+        """The first entry that makes these unreadable."""
+        while len(opened.entries) > 1:
+            middle = len(opened.entries) // 2
             try:
-                self._batch(group.only(number))
+                self._batch(opened.part(0, middle))
             except ProtocolError:
-                return entry
-        return group.entries[-1]
+                opened = opened.part(0, middle)
+            else:
+                opened = opened.part(middle, len(opened.entries))
+        return opened.entries
 
-    def _batch(self, group: _Group) -> pa.RecordBatch:
-        raw = group.bytes()
-        data: Bytes = np.frombuffer(raw, np.uint8)
-        entries = group.entries
-        counts = np.array([entry.messages for entry in entries], np.int64)
-        starts, ends = _bounds(group, data, raw)
-        messages = read_messages(data, raw, starts, ends)
+    def _batch(self, opened: _Opened) -> pa.RecordBatch:
+        data, entries = opened.data, opened.entries
+        messages = _messages(data, entries)
+        counts = entries.said.held
         entry_rows = np.repeat(np.arange(len(entries)), counts)
-        firsts = np.array([entry.last_index + 1 for entry in entries], np.int64) - counts.cumsum()
-        index = np.arange(len(starts), dtype=np.int64) + firsts[entry_rows]
+        firsts = entries.places.last_index + 1 - counts.cumsum()
+        index = np.arange(len(entry_rows), dtype=np.int64) + firsts[entry_rows]
         kept = self._kept(data, messages, index)
         if kept is not None:
             messages, index, entry_rows = pick(messages, kept), index[kept], entry_rows[kept]
-        picked = None if kept is None else np.flatnonzero(kept)
         rows = Rows(
-            self._topic,
-            self._segment,
-            data,
-            messages,
-            index,
-            entries,
-            entry_rows,
-            self._partition,
-            group.first_chunks,
-            picked,
+            topic=self._topic,
+            segment=self._segment,
+            data=data,
+            messages=messages,
+            index=index,
+            entries=entries,
+            entry=entry_rows,
+            partition=self._partition,
+            first_chunks=opened.first_chunks,
+            kept=None if kept is None else np.flatnonzero(kept),
+            writer_schema=self._writer_schema,
         )
         return rows.record_batch(self._columns)
 
@@ -201,10 +201,29 @@ class SegmentDecoder:
         return None if kept.all() else kept
 
 
-def _bounds(group: _Group, data: Bytes, raw: memoryview) -> tuple[Numbers, Numbers]:
-    """Where the messages of all entries begin and end; raises ProtocolError."""
-    counts = [entry.messages for entry in group.entries]
-    starts = find_starts(data, raw, group.bounds, counts)
+def _cuts(sizes: Numbers) -> Iterator[tuple[int, int]]:
+    """Numbers of entries between which record batches are made."""
+    ends = sizes.cumsum()
+    first = 0
+    while first < len(sizes):
+        before = int(ends[first - 1]) if first else 0
+        behind = min(int(np.searchsorted(ends, before + BATCH_BYTES)) + 1, len(sizes))
+        yield first, behind
+        first = behind
+
+
+def _messages(data: Bytes, entries: Entries) -> Messages:
+    """All messages of the entries in order; raises ProtocolError."""
+    is_batch = entries.said.is_batch
+    if not is_batch.any():
+        return entries.messages
+    places = entries.places
+    bounds = list(zip(places.payload_at[is_batch].tolist(), places.end[is_batch].tolist(), strict=True))
+    counts = entries.said.held[is_batch]
+    starts = find_starts(data, entries.raw, bounds, counts.tolist())
     ends = np.append(starts[1:], 0)
-    ends[np.cumsum(counts) - 1] = [end for _, end in group.bounds]
-    return starts, ends
+    ends[counts.cumsum() - 1] = [end for _, end in bounds]
+    batched = read_messages(data, entries.raw, starts, ends)
+    if is_batch.all():
+        return batched
+    return interleave(pick(entries.messages, ~is_batch), batched, np.repeat(is_batch, entries.said.held))

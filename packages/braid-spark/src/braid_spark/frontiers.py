@@ -62,7 +62,7 @@ class TopicPlan:
         cap: TopicCap,
         is_ordered: bool,
     ) -> None:
-        """`ends` holds ends of finished segments and is kept up to date."""
+        """`ends` holds ends of segments that will never grow and is kept up to date."""
         self.topic = topic
         self.lanes: list[Lane] = []
         self._before = before
@@ -104,16 +104,25 @@ class TopicPlan:
 
     def _leave_gone(self) -> None:
         """Leave out what the layout does not have any more. A layout older than the offset does not say what is gone."""
-        for number, at in sorted(self._waiting.items()):
-            if number < self._view.next_id and number not in self._view.segments:
-                self._lose(number, at)
+        self._lose(number for number in self._waiting if number < self._view.next_id and number not in self._view.segments)
 
-    def _lose(self, number: int, at: int) -> None:
-        if at < self._ends.get(number, at + 1):
-            self._losses.gone(self.topic, number, at)
-            del self._waiting[number]
-        else:
-            self._finished.add(number)
+    def _lose(self, numbers: Iterable[int]) -> None:
+        """These are not stored any more: nothing is lost of one that was read to where it ended, all else is."""
+        gone = sorted(numbers)
+        news = [
+            number
+            for number in gone
+            if number not in self._ends and not self._losses.is_counted(self.topic, number, self._waiting[number])
+        ]
+        known = self._reads.pruned_ends(self.topic) if news else {}
+        self._ends.update({number: known[number] for number in news if number in known})
+        for number in gone:
+            at, end = self._waiting[number], self._ends.get(number)
+            if end is not None and at >= end:
+                self._finished.add(number)
+            else:
+                self._losses.gone(self.topic, number, at, end)
+                del self._waiting[number]
 
     def _open(self, *, is_ordered: bool) -> None:
         """Find the segments that may be read: those of which no ancestor has anything left. One that turns out to have nothing
@@ -130,12 +139,10 @@ class TopicPlan:
                 return
             asked.update(wanted)
             states = self._reads.states(self.topic, wanted)
+            self._lose(number for number in wanted if number not in states)
             for number in wanted:
-                state = states.get(number)
-                if state is None:
-                    self._lose(number, self._waiting[number])
-                else:
-                    self._add(number, state)
+                if number in states:
+                    self._add(number, states[number])
 
     def _add(self, number: int, state: StateLike) -> None:
         at = self._waiting[number]

@@ -19,7 +19,7 @@ class Losses:
     def __init__(self, *, is_fatal: bool) -> None:
         self._is_fatal = is_fatal
         self._messages: dict[tuple[str, int, int], int] = {}
-        self._segments: set[tuple[str, int]] = set()
+        self._gone: set[tuple[str, int, int]] = set()
 
     def trimmed(self, topic: str, segment: int, wanted: int, low: int) -> None:
         """The beginning of a segment is gone."""
@@ -33,17 +33,29 @@ class Losses:
             log.warning("segment %d of %s: %d messages from index %d on are lost", segment, topic, low - wanted, wanted)
         self._messages[topic, segment, wanted] = low - wanted
 
-    def gone(self, topic: str, segment: int, wanted: int) -> None:
-        """A whole segment is gone."""
+    def gone(self, topic: str, segment: int, wanted: int, end: int | None = None) -> None:
+        """A whole segment is gone; it was to be read up to `end`, if that is known."""
+        if self._is_fatal and end is not None:
+            raise DataLost(
+                f"Messages of segment {segment} of {topic} are lost, {end - wanted} in number: it was to be read from index "
+                f"{wanted} to {end}, the segment is not stored any more. {_REMEDY}"
+            )
         if self._is_fatal:
             raise DataLost(
                 f"Messages of segment {segment} of {topic} may be lost: it was to be read from index {wanted}, the segment is "
                 f"not stored any more. {_REMEDY}"
             )
-        if (topic, segment) not in self._segments:
-            log.warning("segment %d of %s is gone; index %d was to be read next", segment, topic, wanted)
-        self._segments.add((topic, segment))
+        if (topic, segment, wanted) not in self._gone:
+            missing = "an unknown number of" if end is None else end - wanted
+            log.warning("segment %d of %s is gone with %s messages from index %d on", segment, topic, missing, wanted)
+        self._gone.add((topic, segment, wanted))
+        if end is not None:
+            self._messages[topic, segment, wanted] = end - wanted
+
+    def is_counted(self, topic: str, segment: int, wanted: int) -> bool:
+        """Whether what was to be read from here on is known to be gone."""
+        return (topic, segment, wanted) in self._gone
 
     def document(self) -> dict[str, int]:
         """The counts."""
-        return {"messages": sum(self._messages.values()), "segments": len(self._segments)}
+        return {"messages": sum(self._messages.values()), "segments": len({place[:2] for place in self._gone})}

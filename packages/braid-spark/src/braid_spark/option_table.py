@@ -196,7 +196,16 @@ TABLE: Final[tuple[Option, ...]] = (
         "r",
         default="`binary`",
     ),
-    Option("avroSchema", "avro_schema", filled, "JSON", "The Avro schema of the values", "r", default="the topic's"),
+    Option(
+        "avroSchema",
+        "avro_schema",
+        filled,
+        "JSON",
+        "The Avro schema whose fields are the columns. Each value is read by the version it was written with, if its message "
+        "names one, and resolved to this",
+        "r",
+        default="the topic's latest",
+    ),
     Option(
         "semantics",
         "semantics",

@@ -6,7 +6,7 @@ Owns the names and types that a sink takes, and says on the driver what is wrong
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -53,15 +53,16 @@ class Outgoing:
         self._topic = topic
         self._columns = _columns(schema, is_topic_given=topic is not None)
 
-    def blocks(self, batch: pa.RecordBatch) -> Iterator[tuple[str, ArrowBlock]]:
-        """The rows as messages, by topic; rows of one topic stay in order."""
+    def blocks(self, batch: pa.RecordBatch, first: Collection[str] = ()) -> Iterator[tuple[str, ArrowBlock]]:
+        """The rows as messages, by topic, those of the topics `first` before others; rows of one topic stay in order."""
         if self._topic is not None:
             yield self._topic, self._block(batch)
             return
         names = batch.column(self._columns["topic"])
         if names.null_count:
             raise InvalidArgument("A row names no topic in its topic column; give the option topic, or leave such rows out.")
-        for name in pc.unique(names).to_pylist():
+        known = frozenset(first)
+        for name in sorted(pc.unique(names).to_pylist(), key=lambda each: each not in known):
             yield name, self._block(batch.filter(pc.equal(names, name)))
 
     def _block(self, batch: pa.RecordBatch) -> ArrowBlock:

@@ -127,7 +127,7 @@ class Planner:
                             f"Segment {piece.segment} of {name}, which the batch reads, is not in the layout that is known at "
                             "the moment. Try again."
                         )
-                    self._losses.gone(name, piece.segment, piece.start)
+                    self._losses.gone(name, piece.segment, piece.start, piece.stop)
                     continue
                 physical = "" if segment is None else segment.topic
                 ranges.append((msgspec.structs.replace(piece, physical=physical), segment))

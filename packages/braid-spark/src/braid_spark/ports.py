@@ -63,6 +63,9 @@ class Reads(Protocol):
     def states(self, topic: str, ids: Iterable[int]) -> Mapping[int, StateLike]:
         """How far each of these segments reaches; those that are gone are left out."""
 
+    def pruned_ends(self, topic: str) -> Mapping[int, int]:
+        """Of segments that the topic does not have any more: one above the index of the last message, as far as it is known."""
+
     def offset_for(self, topic: str, segment: int, start: int, max_messages: int | None, max_bytes: int | None) -> int:
         """How far a reader gets from `start` within both limits."""
 

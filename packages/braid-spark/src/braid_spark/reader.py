@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from braid_spark.decode import SegmentDecoder
 from braid_spark.options import Options
 from braid_spark.planner import Piece, Planner
 from braid_spark.reads import ClusterReads
+from braid_spark.topic_schemas import writer_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,6 +91,7 @@ def read_piece(options: Options, columns: Columns, partition: InputPartition) ->
         hash_range=(piece.hash_start, piece.hash_end) if has_range else None,
         partition=_partition_number(piece.physical),
         look_back=lambda start, stop: link.run(lambda: _fetch(link, piece, start, stop)),
+        writer_schema=partial(writer_schema, link, piece.topic, piece.incarnation),
         is_loss_fatal=options.fail_on_data_loss,
     )
     with _Fetches(link, piece, options.fail_on_data_loss) as fetches:

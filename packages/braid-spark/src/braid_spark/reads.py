@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from braid.client.segment_reads import SegmentState, TopicView
-from braid.errors import TopicNotFound
+from braid.errors import NotReady, TopicNotFound
 from braid_spark.connections import Link
 
 log = logging.getLogger(__name__)
@@ -74,6 +74,13 @@ class ClusterReads:
         self._asked.update(physical.values())
         found = ((number, self._states[name]) for number, name in physical.items())
         return {number: state for number, state in found if state is not None}
+
+    def pruned_ends(self, topic: str) -> dict[int, int]:
+        """Of segments that the topic does not have any more: one above the index of the last message, as far as it is known."""
+        told = self._link.run(lambda: self._link.reads.pruned(topic))
+        if told.incarnation not in ("", self.view(topic).incarnation):
+            raise NotReady(f"{topic} was deleted and created again just now. Try again.")
+        return {number: end.index for number, end in told.ends.items()}
 
     def offset_for(self, topic: str, segment: int, start: int, max_messages: int | None, max_bytes: int | None) -> int:
         """How far a reader gets from `start` within both limits."""

@@ -5,7 +5,7 @@ Owns the table from sources of columns (see `columns`) to Arrow arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -13,10 +13,12 @@ import numpy as np
 import pyarrow as pa
 
 from braid_spark import arrays
+from braid_spark.avro_values import WriterSchema
 from braid_spark.columns import Columns
-from braid_spark.entries import Entry
+from braid_spark.entries import Entries
 from braid_spark.hashing import Bytes, Numbers
 from braid_spark.messages import Messages
+from braid_spark.values import Origin
 
 
 class Rows(msgspec.Struct, frozen=True):
@@ -27,7 +29,7 @@ class Rows(msgspec.Struct, frozen=True):
     data: Bytes
     messages: Messages
     index: Numbers
-    entries: Sequence[Entry]
+    entries: Entries
     entry: Numbers
     """Of each row: the number of its entry."""
     partition: int
@@ -35,16 +37,27 @@ class Rows(msgspec.Struct, frozen=True):
     """Where the first chunk is, by the number of the entry that is the last."""
     kept: Numbers | None
     """Which of all messages of the entries these are; None if all."""
+    writer_schema: WriterSchema | None = None
+    """How the schema of a version is found."""
 
     def record_batch(self, columns: Columns) -> pa.RecordBatch:
         """These rows with the columns asked for; raises ValueUnreadable or ProtocolError."""
         values = columns.values
-        fields = iter(values.columns(_value(self, pa.binary()), self.topic, self.index.tolist()) if values.fields else ())
+        fields = iter(values.columns(_value(self, pa.binary()), self._origin()) if values.fields else ())
         found = [
             _BUILDERS[source](self, field.type) if source else next(fields)
             for field, source in zip(columns.schema, columns.sources, strict=True)
         ]
         return pa.RecordBatch.from_arrays(found, schema=columns.schema)
+
+    def _origin(self) -> Origin:
+        said, rows = self.entries.said, self.entry.tolist()
+        versions = None
+        if (said.version_size > 0).any():
+            places = zip(said.version_at.tolist(), np.maximum(said.version_size, 0).tolist(), strict=True)
+            of_entries = [self.data[at : at + size].tobytes() for at, size in places]
+            versions = [of_entries[row] for row in rows]
+        return Origin(self.topic, self.segment, self.index.tolist(), versions, self.writer_schema)
 
 
 def _value(rows: Rows, type_: pa.DataType) -> pa.Array:
@@ -74,8 +87,7 @@ def _message_id(rows: Rows, type_: pa.DataType) -> pa.Array:
 
 
 def _publish_time(rows: Rows, type_: pa.DataType) -> pa.Array:
-    of_entries = np.array([entry.metadata.publish_time for entry in rows.entries], np.uint64)
-    return arrays.times(of_entries[rows.entry], type_)
+    return arrays.times(rows.entries.said.publish_ms[rows.entry], type_)
 
 
 def _event_time(rows: Rows, type_: pa.DataType) -> pa.Array:
@@ -91,7 +103,8 @@ def _headers(rows: Rows, type_: pa.DataType) -> pa.Array:
 
 
 def _producer(rows: Rows, type_: pa.DataType) -> pa.Array:
-    return arrays.repeated([arrays.text(entry.metadata.producer_name) for entry in rows.entries], rows.entry, type_)
+    said = rows.entries.said
+    return arrays.of_entries(rows.data, said.producer_at, said.producer_size, rows.entry, type_)
 
 
 def _hash(rows: Rows, type_: pa.DataType) -> pa.Array:

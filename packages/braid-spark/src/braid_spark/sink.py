@@ -8,27 +8,23 @@ or how rows become messages.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
 from braid.client.deciders import Decider, SubTransaction
-from braid.client.producer import Producer
-from braid.errors import Advice, BraidError, InvalidTransactionStatus, SinkFenced
-from braid_spark.blocks import ArrowBlock
-from braid_spark.connections import Link
+from braid.errors import BraidError, InvalidTransactionStatus, SinkFenced
+from braid_spark.connections import Link, patiently
+from braid_spark.open_producers import OpenProducers
 from braid_spark.options import Options
 from braid_spark.outgoing import Outgoing, producer_options
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 RETIRE_SECONDS = 60.0
 """The deadline of a transaction that is begun to be aborted."""
 
@@ -70,10 +66,7 @@ class Attempt:
         self._link = link
         self._outgoing = outgoing
         self._buffer_bytes = options.publish_buffer_bytes if options.publish == "atEnd" else 0
-        self._producer_options = producer_options(options)
-        self._producers: dict[str, Producer] = {}
-        self._sent: list[asyncio.Future[None]] = []
-        """Of what was handed over and may not be stored yet; belongs to the loop."""
+        self._producers = OpenProducers(link, producer_options(options), self.producer_name)
         self.rows = 0
         self.size = 0
 
@@ -112,48 +105,16 @@ class Attempt:
 
     def publish(self, batch: pa.RecordBatch) -> None:
         """Hand rows over to the producers of their topics; waits while too much is on its way."""
-        for topic, block in self._outgoing.blocks(batch):
-            producer = self._producer(topic)
-            self._link.run(functools.partial(self._hand_over, producer, block))
+        for topic, block in self._outgoing.blocks(batch, self._producers.topics):
+            self._producers.send(topic, block, self.sub())
 
     def drain(self) -> None:
         """Everything handed over is stored; raises the first reason why not."""
-        self._link.run(self._stored)
+        self._producers.drain()
 
     def close(self) -> None:
         """End what the attempt opened. Never raises: what counts is known by now."""
-        producers, self._producers = self._producers, {}
-        for topic, producer in producers.items():
-            try:
-                self._link.run(producer.close)
-            except BraidError as error:
-                log.info("the producer for %s could not be closed: %s", topic, error)
-
-    async def _hand_over(self, producer: Producer, block: ArrowBlock) -> None:
-        waiting = []
-        for each in self._sent:
-            if not each.done():
-                waiting.append(each)
-            elif (error := each.exception()) is not None:
-                raise error  # the rest would be of no use
-        self._sent = [*waiting, await producer.send_block(block, txn=self.sub())]
-
-    async def _stored(self) -> None:
-        sent, self._sent = self._sent, []
-        for answer in await asyncio.gather(*sent, return_exceptions=True):
-            if isinstance(answer, BaseException):
-                raise answer
-
-    def _producer(self, topic: str) -> Producer:
-        producer = self._producers.get(topic)
-        if producer is None:
-            options, name = self._producer_options, self.producer_name()
-
-            async def opened() -> Producer:
-                return await self._link.client.producer(topic, name=name, deduplication=True, **options)
-
-            producer = self._producers[topic] = patiently(self._link, opened)
-        return producer
+        self._producers.close()
 
     def _held_back(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The same batches; with a buffer, not before they end or it is full. A transaction that is open while rows are still
@@ -279,26 +240,6 @@ class Renewal:
                 return
             decider = client.join_decider(current.txn)
         await decider.renew(self._seconds)
-
-
-def patiently(link: Link, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """What a call gives, which may be made again while no broker is there to answer it, for as long as an operation may take.
-    Spark would try a failed task again at once, and give up before a broker has come back."""
-
-    async def persist() -> T:
-        clock, config = link.client.runtime.clock, link.client.config
-        deadline, pause = clock.monotonic() + config.operation_timeout, config.backoff_initial
-        while True:
-            try:
-                return await start()
-            except BraidError as error:
-                if error.advice is Advice.NEVER or clock.monotonic() + pause >= deadline:
-                    raise
-                log.info("no broker could answer, trying again: %s", error)
-            await clock.sleep(pause)
-            pause = min(2 * pause, config.backoff_max)
-
-    return link.run(persist)
 
 
 def decide(link: Link, messages: Sequence[Written | None]) -> int:

@@ -89,9 +89,11 @@ def _at_time(timestamp_ms: int, topic: str, view: ViewLike, reads: Reads) -> Fro
 def _at_positions(said: Positions, topic: str, view: ViewLike, reads: Reads, losses: Losses) -> Frontier:
     """Named segments begin where the user says, what came from them at 0; what they came from counts as read."""
     _check_known(said, topic, view, "startingOffsets")
-    for number, index in said.items():
-        if number not in view.segments:
-            losses.gone(topic, number, index if isinstance(index, int) else 0)
+    gone = {number: index if isinstance(index, int) else 0 for number, index in said.items() if number not in view.segments}
+    ends = reads.pruned_ends(topic) if gone else {}
+    for number, index in gone.items():
+        if index < ends.get(number, index + 1):
+            losses.gone(topic, number, index, ends.get(number))
     above, below = _ancestors(said, view), _descendants(said, view)
     states = _described(topic, view, [number for number in view.segments if number not in above or number in said], reads)
     positions: dict[int, int] = {}

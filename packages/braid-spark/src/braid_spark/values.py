@@ -1,7 +1,7 @@
 """Fields of values: JSON or Avro objects as Arrow columns with the types the user's schema asks for.
 
-Owns the two formats and the type an Avro field has in Spark. A value that does not fit is an error that names its index; values
-that are null give null in every field. Knows nothing of batches or offsets.
+Owns JSON and what becomes of objects; reading Avro is `avro_values`' business. A value that does not fit is an error that names
+its place; values that are null give null in every field. Knows nothing of batches.
 """
 
 from __future__ import annotations
@@ -9,31 +9,40 @@ from __future__ import annotations
 import base64
 import datetime
 import decimal
-import io
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
 
 from braid.errors import BraidError, InvalidArgument
+from braid_spark.avro_values import FAILURES, AvroMisfit, AvroReader, WriterSchema, reader_schema
 
-_TIME: Final = pa.timestamp("us", tz="UTC")
 _Convert = Callable[[Any], Any]
-_FAILURES: Final = (
-    pa.ArrowException,
-    ValueError,
-    TypeError,
-    OverflowError,
-    KeyError,
-    EOFError,
-    IndexError,
-    decimal.DecimalException,
-)
 
 
 class ValueUnreadable(BraidError):
     """A value that is not what valueFormat or the schema says."""
+
+
+class Origin(NamedTuple):
+    """Where values come from."""
+
+    topic: str
+    segment: int
+    indexes: Sequence[int]
+    versions: Sequence[bytes] | None
+    """Of each value: the version of the schema it was written with, empty if it says none; None if none of them says one."""
+    writer_schema: WriterSchema | None
+
+    def misfit(self, number: int, why: str) -> ValueUnreadable:
+        """The error that names one of the values."""
+        version = self.versions[number] if self.versions is not None else b""
+        written = f", written with version {int.from_bytes(version, 'big')} of the topic's schema," if version else ""
+        return ValueUnreadable(
+            f"The value at index {self.indexes[number]} of segment {self.segment} of {self.topic}{written} does not fit the "
+            f"schema: {why}. Change the schema, or read the column value alone."
+        )
 
 
 class Values(msgspec.Struct, frozen=True):
@@ -42,7 +51,7 @@ class Values(msgspec.Struct, frozen=True):
     value_format: str
     fields: tuple[pa.Field, ...] = ()
     avro_schema: Any = None
-    """Parsed."""
+    """Parsed: the schema by which values are shown, whatever they were written with."""
 
     @classmethod
     def of(cls, value_format: str, fields: Sequence[pa.Field], avro_schema: str | None) -> Values:
@@ -51,7 +60,7 @@ class Values(msgspec.Struct, frozen=True):
             return cls(value_format)
         if value_format == "json":
             return cls(value_format, tuple(fields))
-        parsed = _parsed(avro_schema or "")
+        parsed = reader_schema(avro_schema or "")
         known = {each["name"] for each in parsed["fields"]}
         for field in fields:
             if field.name not in known:
@@ -60,36 +69,26 @@ class Values(msgspec.Struct, frozen=True):
                 )
         return cls(value_format, tuple(fields), parsed)
 
-    def columns(self, values: pa.Array, topic: str, indexes: Sequence[int]) -> list[pa.Array]:
+    def columns(self, values: pa.Array, origin: Origin) -> list[pa.Array]:
         """The fields of these values, in the order of `fields`; raises ValueUnreadable."""
         if not self.fields:
             return []
-        read = msgspec.json.Decoder().decode if self.value_format == "json" else self._read_avro
+        read = _read_json if self.value_format == "json" else AvroReader(self.avro_schema, origin.writer_schema).read
         objects: list[dict[str, Any]] = []
-        for at, value in enumerate(values.to_pylist()):
+        versions = origin.versions or [b""] * len(values)
+        for number, (value, version) in enumerate(zip(values.to_pylist(), versions, strict=True)):
             try:
-                found = {} if value is None else read(value)
-            except (*_FAILURES, msgspec.DecodeError) as error:
-                raise _misfit(topic, indexes[at], f"it is no {self._format}: {error}") from None
+                found = {} if value is None else read(value, version)
+            except AvroMisfit as error:
+                raise origin.misfit(number, error.message) from None
+            except (*FAILURES, msgspec.DecodeError) as error:
+                raise origin.misfit(number, f"it is no JSON: {error}") from None
             if not isinstance(found, dict):
-                raise _misfit(topic, indexes[at], f"it is a {type(found).__name__}, not an object with fields")
+                raise origin.misfit(number, f"it is a {type(found).__name__}, not an object with fields")
             objects.append(found)
-        return [self._column(field, objects, topic, indexes) for field in self.fields]
+        return [self._column(field, objects, origin) for field in self.fields]
 
-    @property
-    def _format(self) -> str:
-        return "JSON" if self.value_format == "json" else f"Avro {self.avro_schema['name']}"
-
-    def _read_avro(self, value: bytes) -> Any:
-        from fastavro import schemaless_reader
-
-        stream = io.BytesIO(value)
-        found = schemaless_reader(stream, self.avro_schema, None)
-        if stream.tell() != len(value):
-            raise ValueError(f"{len(value) - stream.tell()} bytes are behind its end")
-        return found
-
-    def _column(self, field: pa.Field, objects: list[dict[str, Any]], topic: str, indexes: Sequence[int]) -> pa.Array:
+    def _column(self, field: pa.Field, objects: list[dict[str, Any]], origin: Origin) -> pa.Array:
         name = field.name
         convert = _converter(field.type)
         try:
@@ -97,7 +96,7 @@ class Values(msgspec.Struct, frozen=True):
             if convert is not None:
                 found = [None if each is None else convert(each) for each in found]
             return pa.array(found, field.type)
-        except _FAILURES:
+        except FAILURES:
             pass
         for at, each in enumerate(objects):  # which one was it?
             value = each.get(name)
@@ -105,16 +104,15 @@ class Values(msgspec.Struct, frozen=True):
                 pa.array([None if value is None or convert is None else convert(value)], field.type)
                 if convert is None:
                     pa.array([value], field.type)
-            except _FAILURES:
-                raise _misfit(topic, indexes[at], f"its field {name} is {_short(value)}, which is no {field.type}") from None
-        raise ValueUnreadable(f"The field {name} of values of {topic} cannot be read as {field.type}; change the schema.")
+            except FAILURES:
+                raise origin.misfit(at, f"its field {name} is {_short(value)}, which is no {field.type}") from None
+        raise ValueUnreadable(
+            f"The field {name} of values of {origin.topic} cannot be read as {field.type}; change the schema."
+        )
 
 
-def _misfit(topic: str, index: int, why: str) -> ValueUnreadable:
-    return ValueUnreadable(
-        f"The value at index {index} of {topic} does not fit the schema: {why}. "
-        "Change the schema, or read the column value alone."
-    )
+def _read_json(value: bytes, _version: bytes) -> Any:
+    return msgspec.json.decode(value)
 
 
 def _short(value: object) -> str:
@@ -199,73 +197,3 @@ _SIMPLE: Final[tuple[tuple[Callable[[pa.DataType], bool], _Convert], ...]] = (
     (pa.types.is_date, _date),
     (pa.types.is_decimal, _decimal),
 )
-
-
-# Avro's types.
-
-_PRIMITIVES: Final = {
-    "boolean": pa.bool_(),
-    "int": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "bytes": pa.binary(),
-    "string": pa.string(),
-    "enum": pa.string(),
-    "fixed": pa.binary(),
-    "null": pa.null(),
-}
-_LOGICAL: Final = {
-    "timestamp-millis": _TIME,
-    "timestamp-micros": _TIME,
-    "date": pa.date32(),
-    "uuid": pa.string(),
-}
-
-
-def avro_columns(avro_schema: str) -> list[pa.Field]:
-    """The fields of an Avro record as columns; raises InvalidArgument for a schema that is none, or no record."""
-    return [pa.field(each["name"], _avro_type(each["type"], each["name"])) for each in _parsed(avro_schema)["fields"]]
-
-
-def _parsed(avro_schema: str) -> Any:
-    try:
-        import fastavro
-    except ImportError:
-        raise InvalidArgument('valueFormat=avro needs the package fastavro; install "braidmq-spark[avro]".') from None
-    try:
-        parsed = fastavro.parse_schema(msgspec.json.decode(avro_schema))
-    except (msgspec.DecodeError, fastavro.schema.SchemaParseException, fastavro.schema.UnknownType, *_FAILURES) as error:
-        raise InvalidArgument(f"The Avro schema cannot be read: {error}. Correct option avroSchema.") from None
-    if not isinstance(parsed, dict) or parsed.get("type") != "record":
-        raise InvalidArgument("The Avro schema is no record, so that it has no columns; give the schema of a record.")
-    return parsed
-
-
-def _avro_type(avro: Any, name: str) -> pa.DataType:
-    """The type of an Avro field."""
-    if isinstance(avro, list):
-        others = [each for each in avro if each != "null"]
-        if len(others) != 1:
-            raise InvalidArgument(f"The Avro field {name} is a union of several types, which no column can be; leave it out.")
-        return _avro_type(others[0], name)
-    if isinstance(avro, str):
-        avro = {"type": avro}
-    kind = avro["type"]
-    found = _logical_type(avro) or (_PRIMITIVES.get(kind) if isinstance(kind, str) else _avro_type(kind, name))
-    if kind == "record":
-        found = pa.struct([pa.field(each["name"], _avro_type(each["type"], each["name"])) for each in avro["fields"]])
-    elif kind == "array":
-        found = pa.list_(pa.field("element", _avro_type(avro["items"], name)))
-    elif kind == "map":
-        found = pa.map_(pa.string(), _avro_type(avro["values"], name))
-    if found is None:
-        raise InvalidArgument(f"The Avro field {name} has the type {kind}, which no column can have; leave it out.")
-    return found
-
-
-def _logical_type(avro: dict[str, Any]) -> pa.DataType | None:
-    logical = avro.get("logicalType")
-    if logical == "decimal":
-        return pa.decimal128(avro["precision"], avro.get("scale", 0))
-    return _LOGICAL.get(str(logical))

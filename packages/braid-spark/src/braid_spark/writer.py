@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from braid.errors import NotAllowed
 from braid.runtime.env import Runtime
 from braid_spark import sink
-from braid_spark.connections import Link, shared_link
+from braid_spark.connections import Link, patiently, shared_link
 from braid_spark.options import Options
 from braid_spark.outgoing import Outgoing, producer_options
 from braid_spark.sink import Attempt, ExactlyOnceAttempt, Identity, SinkError, Written
@@ -68,7 +68,7 @@ class BraidWriter(DataSourceArrowWriter):
         """A batch of a query is there already: rightly if an earlier run wrote it. If this one did, these are other rows, which
         must not get lost without a word."""
         link = self._link()
-        state = sink.patiently(link, lambda: link.client.sink(identity.sink))
+        state = patiently(link, lambda: link.client.sink(identity.sink))
         if state is not None and (state.last, state.last_run) == (identity.batch, identity.run):
             raise SinkError(
                 f"Batch {identity.batch} of the sink {identity.sink} was written by this run already, so that a second write "

@@ -14,11 +14,13 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from braid.errors import BraidError, ConfigError
-from braid_spark.options import parse
+from braid_spark.options import Options, parse
 from braid_spark.pipeline.failures import PipelineFailed, is_java_gone, sentence
 from braid_spark.pipeline.spec import FILE_FORMATS, Endpoint, Pipeline, nearest
 
@@ -31,8 +33,9 @@ VIEW = "source"
 """The name under which a SQL transform finds the source."""
 
 
-def open_session(pipeline: Pipeline, log: IO[bytes]) -> SparkSession:
-    """A session of the pipeline's own; Spark writes its log to `log`."""
+def open_session(pipeline: Pipeline, log: IO[bytes], held: Callable[[], AbstractContextManager[None]]) -> SparkSession:
+    """A session of the pipeline's own; Spark writes its log to `log`. Inside `held` nothing interrupts: a Java that was started
+    and could not say so would stay for ever."""
     try:
         from pyspark import SparkConf, SparkContext
         from pyspark.java_gateway import launch_gateway
@@ -52,14 +55,26 @@ def open_session(pipeline: Pipeline, log: IO[bytes]) -> SparkSession:
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):  # they print what is raised anyway
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     conf = SparkConf(loadDefaults=False).setAll(list(settings(pipeline).items()))
+    gateway: Any = None
     try:
         # Not the process' own streams: what Spark's launcher prints is no result of the pipeline. A session of its own:
         # a signal for the pipeline's process group is for the pipeline to heed, which needs its Java to end well.
         launch: Any = launch_gateway
-        gateway = launch(conf, {"stdout": log, "stderr": log, "start_new_session": True})
+        with held():
+            gateway = launch(conf, {"stdout": log, "stderr": log, "start_new_session": True})
         return SparkSession(SparkContext(conf=conf, gateway=gateway))
-    except Exception as error:
+    except BaseException as error:
+        if gateway is not None:
+            end_java(gateway)
+        if not isinstance(error, Exception):
+            raise
         raise PipelineFailed(f"Spark does not start: {sentence(error)}") from error
+
+
+def end_java(gateway: Any) -> None:
+    """End Spark's Java, whatever it does, and with it the Python processes that it started."""
+    gateway.proc.kill()
+    gateway.proc.wait()
 
 
 def settings(pipeline: Pipeline) -> dict[str, str]:
@@ -132,6 +147,27 @@ def check_options(pipeline: Pipeline, url: str) -> None:
             words = set(re.findall(r"[\w.]+", error.message.lower()))
             line = next((f", line {at}" for name, at in endpoint.lines.items() if name.lower() in words), "")
             raise ConfigError(f"{pipeline.file}{line}: {side}: {error.message}") from error
+
+
+def check_brokers(pipeline: Pipeline, url: str) -> None:
+    """Ask the brokers at both ends of the pipeline before Spark takes its time to start; raises PipelineFailed."""
+    from braid_spark.connections import Link
+    from braid_spark.reader import check_topics
+
+    def options(endpoint: Endpoint) -> Options:
+        return parse(with_url(endpoint, url))
+
+    what = f"The source of {pipeline.name} cannot be read"
+    try:
+        if pipeline.source.format == FORMAT:
+            check_topics(options(pipeline.source).for_reading())
+        what = f"The sink of {pipeline.name} cannot be written to"
+        if pipeline.sink.format == FORMAT:
+            sink = options(pipeline.sink)
+            with Link(sink.url, sink.client) as link:
+                link.connect()
+    except BraidError as error:
+        raise PipelineFailed(f"{what}: {sentence(error)}") from error
 
 
 def check_function(pipeline: Pipeline) -> None:

@@ -30,7 +30,7 @@ Output = Annotated[str, typer.Option("--output", help="text or json.")]
 
 @app.command(
     epilog="Example: braid pipeline run orders.yaml. Progress goes to standard error, the summary to standard output. "
-    "Ctrl-C lets the running batch end and stops; a second one does not wait. What a stopped or killed run has not "
+    "Ctrl-C lets the running batch end and stops; a second one ends Spark at once. What a stopped or killed run has not "
     "committed is read again by the next one, and nothing is written twice."
 )
 def run(

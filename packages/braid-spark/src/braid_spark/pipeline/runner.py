@@ -2,7 +2,8 @@
 
 Spark reports each committed batch to a listener on a thread of its own; the main thread shows it and looks after signals. The
 first Ctrl-C or SIGTERM lets the running batch come to its end, so that no transaction of the sink is left open for others to
-wait behind; the second stops at once.
+wait behind; the second ends Spark's processes without asking them, because what does not answer cannot be asked. Before the
+query runs there is nothing to wait for, and the first one ends the command.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from braid.runtime.clock import SystemClock
 from braid_spark.pipeline import build
+from braid_spark.pipeline.checkpoint import check_checkpoint
 from braid_spark.pipeline.dashboard import write_picture
 from braid_spark.pipeline.failures import PipelineFailed, is_java_gone, sentence
 from braid_spark.pipeline.history import History
@@ -36,6 +39,8 @@ LAST_REPORT_SECONDS = 10.0
 """How long the reports of the last batches may take to come after the query's end."""
 GRACE_MS = 60_000
 """How long the first Ctrl-C waits for the running batch."""
+STOP_SECONDS = 15.0
+"""How long Spark may take to stop a query, or itself, before its processes are ended."""
 
 
 def run_pipeline(pipeline: Pipeline, *, url: str, is_to_the_end: bool, dashboard: Path | None, is_json: bool) -> None:
@@ -43,9 +48,11 @@ def run_pipeline(pipeline: Pipeline, *, url: str, is_to_the_end: bool, dashboard
     is_to_the_end = is_to_the_end or pipeline.is_available_now
     build.check_options(pipeline, url)
     build.check_function(pipeline)
+    check_checkpoint(pipeline.checkpoint)
+    build.check_brokers(pipeline, url)
     clock = SystemClock()
     history = History(pipeline.name, clock.now_ms())
-    with _Signals() as signals, Screen(history) as screen, _session(pipeline) as spark:
+    with _Signals() as signals, Screen(history) as screen, _session(pipeline, signals) as spark:
         signals.arm()
         run = _Run(spark, pipeline, history, screen, clock, signals, dashboard)
         try:
@@ -54,7 +61,7 @@ def run_pipeline(pipeline: Pipeline, *, url: str, is_to_the_end: bool, dashboard
             run.follow()
         finally:
             run.picture()
-    is_cut_short = signals.count > 0 and is_to_the_end
+    is_cut_short = signals.is_impatient or (signals.count > 0 and is_to_the_end)
     how = "stopped" if signals.count else "finished"
     summary = {**history.summary(clock.now_ms()), "state": how}
     sys.stdout.write((json.dumps(summary) if is_json else summary_lines(summary, how)) + "\n")
@@ -66,10 +73,13 @@ def check_pipeline(pipeline: Pipeline, *, url: str, with_plan: bool) -> None:
     """Say what the file describes; raises ConfigError for what is wrong with it."""
     build.check_options(pipeline, url)
     build.check_function(pipeline)
+    check_checkpoint(pipeline.checkpoint)
     sys.stdout.write(f"{pipeline.file}: {pipeline.name}: {_ends(pipeline)}; checkpoint {pipeline.checkpoint}\n")
     if not with_plan:
         return
-    with _session(pipeline) as spark:
+    build.check_brokers(pipeline, url)
+    with _Signals() as signals, _session(pipeline, signals) as spark:
+        signals.arm()
         for field in build.build(spark, pipeline, url).schema.fields:
             sys.stdout.write(f"  {field.name} {field.dataType.simpleString()}\n")
 
@@ -97,11 +107,12 @@ class _Run:
         self._picture_ms = 0
         self._reports: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._ended = threading.Event()
+        self._listener = _listener(self._reports.put, self._ended.set)
         self._query: StreamingQuery | None = None
 
     def start(self, url: str, *, is_to_the_end: bool) -> None:
         frame = build.build(self._spark, self._pipeline, url)
-        self._spark.streams.addListener(_listener(self._reports.put, self._ended.set))
+        self._spark.streams.addListener(self._listener)
         self._query = build.start(frame, self._pipeline, url, is_to_the_end=is_to_the_end)
 
     def follow(self) -> None:
@@ -118,8 +129,11 @@ class _Run:
                 self._screen.say("stopping when the running batch has ended; press Ctrl-C again to stop at once")
             if stop_by is not None:
                 is_between = not query.status["isTriggerActive"] or self._history.count > seen_at_signal
-                if is_between or now >= stop_by or self._signals.count > 1:
-                    query.stop()
+                if self._signals.is_impatient:
+                    return
+                if is_between or now >= stop_by:
+                    if not in_time(query.stop, self._signals):
+                        return
                     break
             self._screen.state = "stopping" if stop_by is not None else query.status["message"].lower()
             self._take(wait=LOOK_SECONDS)
@@ -127,6 +141,7 @@ class _Run:
             if self._picture is not None and now - self._picture_ms >= PICTURE_MS:
                 self.picture()
         self._ended.wait(LAST_REPORT_SECONDS)
+        self._spark.streams.removeListener(self._listener)
         self._take(wait=0)
         failure = query.exception()
         if failure is not None:
@@ -158,7 +173,7 @@ class _Signals:
     def __init__(self) -> None:
         self.count = 0
         self.is_heeded = False
-        """Whether the count is looked at. Until then, while Spark starts, the second signal ends the process by itself."""
+        """Whether the count is looked at. Until then, while Spark starts, a signal ends the command by itself."""
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> _Signals:
@@ -178,22 +193,58 @@ class _Signals:
 
     def _came(self, _number: int, _frame: object) -> None:
         self.count += 1
-        if self.count > 1 and not self.is_heeded:
+        if not self.is_heeded:
             raise KeyboardInterrupt
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Signals that come inside wait for the end of it."""
+        self.is_heeded = True
+        try:
+            yield
+        finally:
+            self.is_heeded = False
+        if self.count:
+            raise KeyboardInterrupt
+
+    @property
+    def is_impatient(self) -> bool:
+        """Whether nothing is waited for any more."""
+        return self.count > 1
+
+
+def in_time(stop: Callable[[], object], signals: _Signals) -> bool:
+    """Do something that should not take long; False: it did, or nobody wants to wait for it. It is left alone then."""
+    done: Future[object] = Future()
+
+    def work() -> None:
+        try:
+            done.set_result(stop())
+        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+            done.set_exception(error)
+
+    threading.Thread(target=work, name="stop", daemon=True).start()
+    for _ in range(round(STOP_SECONDS / LOOK_SECONDS)):
+        if signals.is_impatient:
+            return False
+        if wait([done], timeout=LOOK_SECONDS).done:
+            done.result()
+            return True
+    return False
 
 
 @contextmanager
-def _session(pipeline: Pipeline) -> Iterator[SparkSession]:
+def _session(pipeline: Pipeline, signals: _Signals) -> Iterator[SparkSession]:
     """A session of Spark. Its log is kept, and named, if something fails in it that the file is not to blame for."""
     log_path = build.log_file(pipeline)
     failure: Exception | None = None
     try:
         with log_path.open("wb") as log:
-            spark = build.open_session(pipeline, log)
+            spark = build.open_session(pipeline, log, signals.held)
             try:
                 yield spark
             finally:
-                _end(spark)
+                _end(spark, signals)
     except PipelineFailed as error:
         failure = error
         raise PipelineFailed(f"{error.message} (Spark's log: {log_path})") from error
@@ -207,12 +258,18 @@ def _session(pipeline: Pipeline) -> Iterator[SparkSession]:
             log_path.unlink(missing_ok=True)
 
 
-def _end(spark: SparkSession) -> None:
+def _end(spark: SparkSession, signals: _Signals) -> None:
+    """Stop Spark, or end it."""
+    gateway: Any = spark.sparkContext._gateway
+    signals.is_heeded = True  # nothing else is left to be interrupted
     try:
-        spark.stop()
+        if not signals.is_impatient and in_time(spark.stop, signals):
+            return
     except Exception as error:
         if not is_java_gone(error):
             raise
+        return
+    build.end_java(gateway)
 
 
 def _listener(report: Callable[[dict[str, Any]], None], ended: Callable[[], None]) -> Any:
