@@ -19,7 +19,7 @@ def read_all(url: str, topic: str, least: int) -> list[str]:
     found: list[str] = []
     try:
         while True:
-            message = consumer.receive(timeout_millis=20_000 if len(found) < least else 3_000)
+            message = consumer.receive(timeout_millis=20_000 if len(found) < least else 1_000)
             found.append(message.data().decode())
             consumer.acknowledge(message)
     except pulsar.Timeout:

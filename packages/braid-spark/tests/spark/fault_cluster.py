@@ -17,6 +17,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from quick_start import JAVA_OPTIONS
+
 HERE = Path(__file__).resolve().parent
 T = TypeVar("T")
 BROKER_HOST = "127.0.0.1"
@@ -228,7 +230,7 @@ class SparkCluster:
             "SPARK_WORKER_DIR": str(folder / "work"),
             "SPARK_LOCAL_DIRS": str(folder / "local"),
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
             # Executors are killed as often as the run likes.
             "SPARK_MASTER_OPTS": "-Dspark.deploy.maxExecutorRetries=-1",
         }

@@ -13,6 +13,7 @@ from pathlib import Path
 from fault_points import FaultySource, reach
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from quick_start import JAVA_OPTIONS
 
 
 def session(arguments: argparse.Namespace, other: dict[str, str] | None = None) -> SparkSession:
@@ -23,8 +24,9 @@ def session(arguments: argparse.Namespace, other: dict[str, str] | None = None) 
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+        "spark.executor.extraJavaOptions": JAVA_OPTIONS,
+        "spark.python.daemon.module": "ready_workers",
         "spark.driver.memory": "512m",
         "spark.executor.memory": "512m",
         "spark.executor.cores": "2",

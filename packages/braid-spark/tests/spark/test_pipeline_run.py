@@ -1,4 +1,5 @@
-"""`braid pipeline` as a process: runs, is stopped, goes on, ends, and says in one line what is wrong."""
+"""`braid pipeline`: as a process it runs and is stopped; then, in the session of all tests, it goes on, ends, and says in one
+line what is wrong."""
 
 from __future__ import annotations
 
@@ -8,13 +9,20 @@ import signal
 import subprocess
 import sys
 import xml.etree.ElementTree
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
+from quick_start import JAVA_OPTIONS
 
 from braid.client import blocking
+from braid.errors import ConfigError
 from braid.testing.broker import BackgroundBroker
+from braid_spark.pipeline import runner
+from braid_spark.pipeline.failures import PipelineFailed
+from braid_spark.pipeline.spec import load
 
 Send = Callable[[str, Iterable[tuple[str | None, str]]], None]
 Topic = Callable[..., str]
@@ -36,7 +44,7 @@ checkpoint: state
 spark:
   conf:
     spark.master: local[2]
-    spark.driver.extraJavaOptions: -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+    spark.driver.extraJavaOptions: {java}
 """
 SHAPES = """\
 from pyspark.sql import functions as F
@@ -54,21 +62,41 @@ def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "braid.cli.main", "pipeline", *map(str, arguments)]
 
 
-def run(*arguments: str | Path) -> tuple[int, str, str]:
-    done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=PATIENCE, check=False)
-    return done.returncode, done.stdout, done.stderr
+@pytest.fixture
+def run_here(spark: SparkSession, broker: BackgroundBroker, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Runs a pipeline to its end in the session that is there: starting another one would show nothing more."""
+
+    @contextmanager
+    def session(*_asked_for: object) -> Iterator[SparkSession]:
+        yield spark
+
+    def run(file: Path, dashboard: Path | None = None) -> None:
+        runner.run_pipeline(load(file), url=broker.service_url, is_to_the_end=True, dashboard=dashboard, is_json=True)
+
+    monkeypatch.setattr(runner, "_session", session)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", os.environ["PYTHONPATH"])
+    return run
 
 
 @pytest.fixture
 def pipeline(tmp_path: Path, topic: Topic) -> Path:
     file = tmp_path / "shouting.yaml"
-    file.write_text(PIPELINE.format(source=topic("topic", "in"), target=topic("persistent", "out")))
+    source, target = topic("topic", "in"), topic("persistent", "out")
+    file.write_text(PIPELINE.format(source=source, target=target, java=JAVA_OPTIONS))
     (tmp_path / "shapes.py").write_text(SHAPES)
     return file
 
 
 def test_runs_until_stopped_and_goes_on_to_the_end(
-    pipeline: Path, broker: BackgroundBroker, client: blocking.Client, send: Send, topic: Topic
+    pipeline: Path,
+    broker: BackgroundBroker,
+    client: blocking.Client,
+    send: Send,
+    topic: Topic,
+    spark: SparkSession,
+    run_here: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     send(topic("topic", "in"), [("k", str(number)) for number in range(30)])
     first = subprocess.Popen(
@@ -85,39 +113,44 @@ def test_runs_until_stopped_and_goes_on_to_the_end(
             assert "stopping when the running batch has ended" in err and "Traceback" not in err
 
             send(topic("topic", "in"), [("k", str(number)) for number in range(30, 40)])
+            spark.sparkContext.addPyFile(str(pipeline.with_name("shapes.py")))
             picture = pipeline.with_suffix(".svg")
-            code, out, err = run(
-                "run", pipeline, "--url", broker.service_url, "--available-now", "--output", "json", "--dashboard", picture
-            )
-            assert code == 0, err
-            summary = json.loads(out)
-            assert (summary["state"], summary["rows"], summary["lag"], summary["lost"]) == ("finished", 10, 0, 0)
-            assert summary["lastBatch"] >= 1
+            for rows in (10, 0):
+                run_here(pipeline, dashboard=picture)
+                summary = json.loads(capsys.readouterr().out)
+                assert (summary["state"], summary["rows"], summary["lost"]) == ("finished", rows, 0)
+                assert summary["lag"] == (0 if rows else None)
+                assert rows == 0 or summary["lastBatch"] >= 1
+                words = [each.text for each in xml.etree.ElementTree.parse(picture).iter() if each.tag.endswith("text")]
+                assert "shouting" in words and (str(rows) in words)
             assert [consumer.receive(timeout=PATIENCE).payload for _ in range(10)] == [
                 f"{number}!".encode() for number in range(30, 40)
             ]
-            words = [each.text for each in xml.etree.ElementTree.parse(picture).iter() if each.tag.endswith("text")]
-            assert "shouting" in words and "10" in words
     finally:
         if first.poll() is None:
             os.kill(first.pid, signal.SIGKILL)
             first.wait()
 
 
-def test_a_topic_that_does_not_exist(pipeline: Path, broker: BackgroundBroker) -> None:
-    code, out, err = run("run", pipeline, "--url", broker.service_url)
-    assert (code, out) == (1, "")
-    assert err.splitlines()[-1].startswith("error: The source of shouting cannot be read: ") and "Traceback" not in err
-    assert "a_topic_that_does_not_exist" in err.replace("-", "_")
+def test_a_topic_that_does_not_exist(pipeline: Path, run_here: Callable[..., None]) -> None:
+    with pytest.raises(PipelineFailed) as caught:
+        run_here(pipeline)
+    assert caught.value.message.startswith("The source of shouting cannot be read: ")
+    assert "a-topic-that-does-not-exist" in caught.value.message.replace("_", "-") and "\n" not in caught.value.message
+
+
+def test_a_transform_that_fails(pipeline: Path, run_here: Callable[..., None], send: Send, topic: Topic) -> None:
+    send(topic("topic", "in"), [("k", "1")])
+    pipeline.write_text(pipeline.read_text().replace("shapes:shout", "sulks:sulk"))
+    pipeline.with_name("sulks.py").write_text("def sulk(frame):\n    raise ValueError('not today')\n")
+    with pytest.raises(ConfigError) as caught:
+        run_here(pipeline)
+    assert caught.value.message == f"{pipeline}: sulks:sulk failed: not today."
 
 
 def test_what_is_wrong_is_told_before_spark_starts(pipeline: Path) -> None:
     pipeline.write_text(pipeline.read_text().replace("startingOffsets", "startingOfsets"))
-    code, out, err = run("check", pipeline)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "shouting.yaml, line 5: source: There is no option startingOfsets" in err and "startingOffsets?" in err
-    code, out, err = run("run", pipeline.with_name("none.yaml"))
-    assert (code, out) == (
-        2,
-        "",
-    ) and err == f"error: The pipeline file {pipeline.with_name('none.yaml')} cannot be read: No such file or directory.\n"
+    done = subprocess.run(command("check", pipeline), capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "shouting.yaml, line 5: source: There is no option startingOfsets" in done.stderr
+    assert "startingOffsets?" in done.stderr

@@ -192,7 +192,6 @@ def test_keys_stay_in_order_on_two_executors_while_the_topic_splits_and_merges(c
             lambda: topics.split_segment(INPUT, 0),  # into 1 and 2
             lambda: topics.split_segment(INPUT, 1),  # into 3 and 4
             lambda: topics.merge_segments(INPUT, 4, 2),  # into 5
-            lambda: topics.split_segment(INPUT, 5),  # into 6 and 7
         ]
         with client.producer(INPUT) as producer:
             load = Load(producer)
@@ -219,7 +218,7 @@ def test_keys_stay_in_order_on_two_executors_while_the_topic_splits_and_merges(c
         stateful[ordering] = [json.loads(line) for line in lines]
         for kind, rows in (("narrow", narrow[ordering]), ("stateful", stateful[ordering])):
             assert sorted((row["key"], row["number"]) for row in rows) == sent, f"{kind}, {ordering}: not every message once"
-            assert {row["segment"] for row in rows} == set(range(8)), f"{kind}, {ordering}: a layout change is missing"
+            assert {row["segment"] for row in rows} == set(range(6)), f"{kind}, {ordering}: a layout change is missing"
             print(kind, ordering, f"{len(rows)} rows, {len({row['batch'] for row in rows})} batches")
         print(f"{states_back(stateful[ordering])} steps back in the state, {unsorted(stateful[ordering])} rows came unsorted")
         print(f"{steps_back(narrow[ordering])} steps back at the sink, {tasks_back(narrow[ordering])} within tasks")
