@@ -186,7 +186,7 @@ class ConsumerDisplaced(ConsumerAssignFailed):
 
 
 class CheckpointOutdated(Conflict):
-    """A checkpoint of an earlier incarnation of the topic, or of a segment that retention has removed; nothing was read."""
+    """A checkpoint of an earlier incarnation of the topic, or of data that retention has removed before it was read."""
 
 
 class IncarnationMismatch(Conflict):

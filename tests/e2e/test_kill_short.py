@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 LOOP = Path(__file__).with_name("kill_loop.py")
+pytestmark = pytest.mark.timeout(320)  # machines are shared
 
 
 def run(folder: Path, kills: int, *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -19,7 +20,7 @@ def run(folder: Path, kills: int, *arguments: str) -> tuple[int, dict[str, Any]]
         [sys.executable, str(LOOP), "--json", "--kills", str(kills), "--seed", "3", "--folder", str(folder), *arguments],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
     assert done.stdout, done.stderr

@@ -262,6 +262,9 @@ class _Reader:
         self._store.bytes_read += sum(len(each) for each in found)
         return found
 
+    async def length_before(self, entry_id: int) -> int:
+        return await self._inner.length_before(entry_id)
+
     async def refresh(self) -> int:
         return await self._inner.refresh()
 

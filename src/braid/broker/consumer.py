@@ -18,6 +18,10 @@ from braid.wire.encode import MessageEncoder
 if TYPE_CHECKING:
     from braid.broker.subscription import Subscription
 
+NO_GAPS = "__braid.no-gaps"
+"""In the metadata of a reader that is to be refused if what it has to read next is not stored any more. Others begin at the
+first entry that is kept."""
+
 
 class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a SUBSCRIBE said about the consumer itself."""

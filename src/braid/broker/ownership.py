@@ -7,8 +7,8 @@ only the later opener can append, and the other one's next write is refused and 
 or may be stops serving at once and writes nothing more, takes a new session and registers again.
 
 Owns the choice of an owner (the live broker with the fewest bundles, unless a hint says otherwise), lookup, hand-over by hints,
-draining, the leader's balance and what happens when the session is lost; `Holdings` takes and gives up. Everything that reacts
-to a watch is also done by `reconcile`, every `broker.reconcile_seconds` (INV15).
+draining and what happens when the session is lost; `Holdings` takes and gives up, `Leading` elects a leader and balances.
+Everything that reacts to a watch is also done by `reconcile`, every `broker.reconcile_seconds` (INV15).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import logging
 
 import msgspec
 
-from braid.broker.balance import emptiest, next_move
+from braid.broker.balance import emptiest
 from braid.broker.bundles import BundleLock, BundleTable, bundle_of, decode_lock, lock_key
 from braid.broker.config import BrokerConfig
 from braid.broker.holdings import BundleHost, Held, Holdings
+from braid.broker.leading import Leading
 from braid.broker.namespaces import Namespaces
 from braid.broker.registry import BrokerInfo, Registry
 from braid.errors import BraidError, Conflict, MetadataFailure, NotFound, NotReady, TopicNotFound
 from braid.metadata.api import MetadataStore, Session
-from braid.metadata.election import LeaderElection, Leadership
 from braid.metadata.locks import LockBusy, ResourceLocks
 from braid.model.bundles import Bundle, find, hash_of
 from braid.model.names import NamespaceName, TopicName
@@ -34,7 +34,6 @@ from braid.runtime.env import Runtime
 from braid.runtime.tasks import Tasks
 
 log = logging.getLogger(__name__)
-LEADER = "/loadbalance/leader"
 ATTEMPTS = 5
 """Of one lookup whose bundle changes hands under it."""
 RETRY_SECONDS = 0.5
@@ -78,7 +77,7 @@ class Ownership:
         self._locks = ResourceLocks(metadata, runtime.clock, reconcile_seconds=config.reconcile_seconds)
         self._registry = Registry(metadata, runtime.clock, self._locks)
         self._table = BundleTable(metadata, runtime.clock, self._poke)
-        self._election: LeaderElection | None = None
+        self.leading = Leading(metadata, runtime.clock, self._registry, self._table, reconcile_seconds=config.reconcile_seconds)
         self._tasks = Tasks("ownership")
         self.holdings = Holdings(runtime.clock, self._locks, self._table, host, self._tasks)
         self._news = asyncio.Event()
@@ -99,8 +98,8 @@ class Ownership:
 
     @property
     def is_leader(self) -> bool:
-        election = self._election
-        return election is not None and election.leadership is not None and election.leadership.holds()
+        """Whether this broker leads the others."""
+        return self.leading.is_leader
 
     async def brokers(self) -> list[BrokerInfo]:
         """The live brokers, by id."""
@@ -112,10 +111,7 @@ class Ownership:
 
     async def leader(self) -> BrokerInfo | None:
         """The broker that balances; None while there is none."""
-        record = None if self._election is None else await self._election.leader()
-        if record is None:
-            return None
-        return self._registry.get(msgspec.json.decode(record.value)["brokerId"])
+        return await self.leading.leader()
 
     async def bundles(self, namespace: NamespaceName) -> list[Bundle]:
         """The bundles of a namespace, in order. Raises TopicNotFound if it does not exist."""
@@ -239,7 +235,7 @@ class Ownership:
 
     async def drain(self) -> None:
         """Give every bundle away and take none, until `undrain`. Returns when nothing is left."""
-        if not [info for info in self._takers() if info.broker_id != self.broker_id]:
+        if not [info for info in self._registry.takers() if info.broker_id != self.broker_id]:
             raise Conflict(
                 f"The broker {self.broker_id} is the only one that takes bundles; start another before you drain it."
             )
@@ -249,7 +245,7 @@ class Ownership:
         while (held := next(iter(self.holdings.all()), None)) is not None:
             if not self.is_draining:
                 raise Conflict(f"The broker {self.broker_id} takes bundles again; its drain has ended early.")
-            if not held.is_unloading and (takers := self._takers()):
+            if not held.is_unloading and (takers := self._registry.takers()):
                 assigned = self._table.assigned([info.broker_id for info in takers])
                 await self._table.put_hint(held.key, emptiest({each: len(keys) for each, keys in assigned.items()}))
             await self.holdings.give_up(held)
@@ -266,13 +262,12 @@ class Ownership:
         session = self._metadata.session
         await self._registry.start(me, self._tasks)
         await self._table.start(self._tasks)
-        self._election = self._make_election(me)
-        self._tasks.spawn(self._election.start(), "leader")
+        self.leading.start(me, self._tasks)
         self._tasks.spawn(self._guard_session(session), "session")
         self._tasks.spawn(self._pursue_loop(), "hints")
         self._tasks.spawn(self._reconcile_loop(), "reconcile")
         if self._config.balance:
-            self._tasks.spawn(self._balance_loop(), "balance")
+            self._tasks.spawn(self.leading.balance_for_ever(self._config.balance_seconds), "balance")
 
     async def leave(self) -> None:
         """No more clients for this broker: the first step of stopping. What it holds it serves until it is closed."""
@@ -288,8 +283,7 @@ class Ownership:
         self._is_closing = True
         await self._tasks.close()
         self.holdings.clear()
-        if self._election is not None:
-            await self._election.close()
+        await self.leading.close()
         await self._locks.close()
 
     def kill(self) -> None:
@@ -298,28 +292,7 @@ class Ownership:
         self.holdings.clear()
         self._tasks.cancel()
         self._locks.abandon()
-        if self._election is not None:
-            self._election.abandon()
-
-    def _make_election(self, me: BrokerInfo) -> LeaderElection:
-        candidate = msgspec.json.encode({"brokerId": me.broker_id, "incarnation": self.incarnation})
-
-        def is_earlier_run(value: bytes) -> bool:
-            return bool(msgspec.json.decode(value).get("brokerId") == me.broker_id)
-
-        return LeaderElection(
-            self._metadata,
-            self._clock,
-            LEADER,
-            candidate,
-            on_change=self._leadership_changed,
-            same=is_earlier_run,
-            reconcile_seconds=self._config.reconcile_seconds,
-        )
-
-    def _leadership_changed(self, leadership: Leadership | None) -> None:
-        if len(self._registry.live()) > 1:
-            log.info("the broker %s %s the brokers", self.broker_id, "no longer leads" if leadership is None else "leads")
+        self.leading.abandon()
 
     async def _guard_session(self, session: Session) -> None:
         """Stop serving when the session is lost, then come back with a new one."""
@@ -352,31 +325,13 @@ class Ownership:
             elif held.is_unloading or not await self._exists(held):
                 self.holdings.give_up_soon(held)
         await self._pursue()
-        if self.is_leader:
-            for key, broker_id in self._table.hints().items():
-                owner = self._table.owner(key)
-                if self._registry.get(broker_id) is None or (owner is not None and owner.broker_id == broker_id):
-                    await self._table.drop_hint(key)
-
-    async def balance(self) -> bool:
-        """One round: ask for at most one move. Only the leader's counts; False if there was nothing to do."""
-        if not self.is_leader:
-            return False
-        takers = [info.broker_id for info in self._takers()]
-        if any(broker_id in takers for broker_id in self._table.hints().values()):
-            return False  # one at a time
-        move = next_move(self._table.assigned(takers))
-        if move is None:
-            return False
-        log.info("balancing: %s moves to %s", move.key, move.destination)
-        await self._table.put_hint(move.key, move.destination)
-        return True
+        await self.leading.drop_spent_hints()
 
     # ---- taking -----------------------------------------------------------------------------------------------------------
 
     async def _choose(self, key: str) -> BrokerInfo:
         """The broker that shall take a free bundle."""
-        takers = {info.broker_id: info for info in self._takers()}
+        takers = {info.broker_id: info for info in self._registry.takers()}
         if not takers:
             raise NotReady("No broker takes topics at the moment; try again.")
         wanted = await self._table.hint(key) or self._table.promised(key)
@@ -392,10 +347,7 @@ class Ownership:
         await self.holdings.give_up(held)
         return False
 
-    def _takers(self) -> list[BrokerInfo]:
-        return [info for info in self._registry.live() if not info.is_draining]
-
-    # ---- following hints, and the loops -----------------------------------------------------------------------------------
+    # ---- following hints, reconciling -------------------------------------------------------------------------------------
 
     def _poke(self) -> None:
         self._news.set()
@@ -446,14 +398,6 @@ class Ownership:
                 await self.reconcile()
             except BraidError as error:
                 log.warning("ownership cannot be compared with the metadata store: %s", error)
-
-    async def _balance_loop(self) -> None:
-        while True:
-            await self._clock.sleep(self._config.balance_seconds)
-            try:
-                await self.balance()
-            except BraidError as error:
-                log.warning("balancing failed, it is tried again later: %s", error)
 
     # ---- small things -----------------------------------------------------------------------------------------------------
 

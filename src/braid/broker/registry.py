@@ -60,6 +60,10 @@ class Registry:
         """All brokers that are registered, by id."""
         return sorted(self._live.values.values(), key=lambda info: info.broker_id)
 
+    def takers(self) -> list[BrokerInfo]:
+        """Those of them that take bundles, by id."""
+        return [info for info in self.live() if not info.is_draining]
+
     def get(self, broker_id: str) -> BrokerInfo | None:
         return self._live.values.get(broker_key(broker_id))
 

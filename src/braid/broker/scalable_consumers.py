@@ -5,7 +5,7 @@ leader over a connection of its own, one for each such consumer, so that the con
 the leadership moves, the consumer is registered again with the new leader and told its assignment; its client need not know.
 The number that the first leader gave the registration goes with it, so that of two connections with one name the newer wins
 whichever is registered again first. A client that closes the consumer meanwhile need not wait: the next leader is told.
-The coordinator decides who reads what; nothing is decided here.
+The coordinator decides who reads what; nothing is decided here. What a registration is at either place: `consumer_places.py`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-import msgspec
-
+from braid.broker.consumer_places import Elsewhere, Here, Place, Wanted, relayed
 from braid.client.client import parse_url
 from braid.client.config import ClientConfig
 from braid.client.connection import Connection, open_connection
@@ -36,18 +35,13 @@ from braid.errors import (
     TransportError,
     Unavailable,
 )
-from braid.model.hashranges import HashRange
-from braid.model.names import TopicName
 from braid.runtime.tasks import Tasks
-from braid.scalable.api import AssignedSegment, ConsumerAssignment, ConsumerRegistration, RegistrationNumber
-from braid.scalable.records import Initial
-from braid.wire import messages, requests
-from braid.wire.commands import encode, enum_value
-from braid.wire.types import CommandType, InitialPosition, ScalableConsumerType
+from braid.scalable.api import ConsumerAssignment, ConsumerRegistration, RegistrationNumber
+from braid.wire.commands import encode
+from braid.wire.types import CommandType, ScalableConsumerType
 
 if TYPE_CHECKING:
     from braid.broker.service import BrokerService
-    from braid.scalable.service import AnyController
 
 log = logging.getLogger(__name__)
 FIRST_PATIENCE_SECONDS: Final = 15.0
@@ -58,38 +52,6 @@ LATER: Final = (Unavailable, TransportError, DeadlineExceeded, StoreError, Close
 """What a further try may cure."""
 FINAL: Final = (NotFound, Rejected, Denied, ConsumerAssignFailed, KindConflict)
 """What none does; the fourth is how another broker says ConsumerDisplaced."""
-
-
-class Wanted(msgspec.Struct, frozen=True):
-    """What a client asks for with command 73."""
-
-    topic: TopicName
-    subscription: str
-    consumer_name: str
-    consumer_id: int
-    kind: ScalableConsumerType
-    initial: Initial
-    is_relayed: bool
-    says_goodbye: bool
-    """Its client tells when it leaves."""
-    number: RegistrationNumber | None = None
-    """Of a relayed registration that another leader has taken before."""
-
-
-class _Place(Protocol):
-    """Where a consumer is registered."""
-
-    async def leave(self) -> None:
-        """For good."""
-        ...
-
-    def disconnect(self) -> None:
-        """It may come back: its grace period begins."""
-        ...
-
-    async def is_right(self) -> bool:
-        """Whether this is still the leader."""
-        ...
 
 
 class ScalableConsumer:
@@ -107,11 +69,11 @@ class ScalableConsumer:
         self._clock = service.runtime.clock
         self._tell = tell
         self._closed = closed
-        self._place: _Place | None = None
-        self._held: tuple[_Place, ConsumerAssignment] | None = None
+        self._place: Place | None = None
+        self._held: tuple[Place, ConsumerAssignment] | None = None
         """Told by a leader, and by which, before the client has the answer that comes first."""
         self._is_answered = False
-        self._early: tuple[_Place, BraidError] | None = None
+        self._early: tuple[Place, BraidError] | None = None
         """A place that ended before it was known here that it had begun."""
         self._is_over = False
         self._number = wanted.number
@@ -197,7 +159,7 @@ class ScalableConsumer:
         if place is not None:
             place.disconnect()
 
-    def _end(self) -> _Place | None:
+    def _end(self) -> Place | None:
         self._is_over = True
         self._tasks.cancel()
         place, self._place = self._place, None
@@ -205,7 +167,7 @@ class ScalableConsumer:
 
     # What places tell.
 
-    def assigned(self, place: _Place, assignment: ConsumerAssignment) -> None:
+    def assigned(self, place: Place, assignment: ConsumerAssignment) -> None:
         if self._is_over or self._place not in (place, None):
             return
         if self._is_answered:
@@ -213,14 +175,14 @@ class ScalableConsumer:
         else:
             self._held = (place, assignment)
 
-    def displaced(self, place: _Place) -> None:
+    def displaced(self, place: Place) -> None:
         """Another connection took the name."""
         if self._place is place:
             self._finish()
         else:
             self._early = (place, ConsumerDisplaced(f"Another consumer took the name {self.wanted.consumer_name}."))
 
-    def ended(self, place: _Place, error: BraidError) -> None:
+    def ended(self, place: Place, error: BraidError) -> None:
         """Nobody coordinates the consumer there any more."""
         if self._place is not place:
             self._early = (place, error)
@@ -251,7 +213,7 @@ class ScalableConsumer:
             if self._place is None or not await self._is_right(self._place):
                 await self._register_again()
 
-    async def _is_right(self, place: _Place) -> bool:
+    async def _is_right(self, place: Place) -> bool:
         try:
             return await place.is_right()
         except BraidError as error:
@@ -286,7 +248,7 @@ class ScalableConsumer:
             if error.broker_id is None or self.wanted.is_relayed:
                 raise
             return await self._relay(error.broker_id)
-        place = _Here(self, controller)
+        place = Here(self, controller)
         try:
             assignment = await controller.register_consumer(
                 self.wanted.subscription,
@@ -308,7 +270,7 @@ class ScalableConsumer:
 
     async def _relay(self, broker_id: str) -> ConsumerAssignment:
         connection = await self._connect(broker_id)
-        place = _Elsewhere(self, self._service, connection, broker_id)
+        place = Elsewhere(self, self._service, connection, broker_id)
         try:
             assignment = await place.register(self._number)
         except BaseException:
@@ -327,7 +289,7 @@ class ScalableConsumer:
         keep_alive = max(0.1, min(self._service.config.keep_alive_seconds, grace / 4))
         return await open_connection(self._service.runtime, ClientConfig(keep_alive_seconds=keep_alive), host, port)
 
-    def _settle(self, place: _Place, number: RegistrationNumber | None) -> None:
+    def _settle(self, place: Place, number: RegistrationNumber | None) -> None:
         self._number = number
         if self._is_over:  # the client went while the leader was asked
             place.disconnect()
@@ -337,126 +299,3 @@ class ScalableConsumer:
             place.disconnect()
             raise early[1]
         self._place = place
-
-
-class _Here:
-    """This broker leads the topic; also the `ConsumerHandle` its coordinator knows."""
-
-    def __init__(self, consumer: ScalableConsumer, controller: AnyController) -> None:
-        self._consumer = consumer
-        self._wanted = consumer.wanted
-        self._controller = controller
-
-    def push(self, assignment: ConsumerAssignment) -> None:
-        self._consumer.assigned(self, assignment)
-
-    def displaced(self) -> None:
-        self._consumer.displaced(self)
-
-    def ended(self, error: BraidError) -> None:
-        self._consumer.ended(self, error)
-
-    async def leave(self) -> None:
-        await self._controller.unregister_consumer(self._wanted.subscription, self._wanted.consumer_name, self)
-
-    def disconnect(self) -> None:
-        self._controller.consumer_disconnected(self._wanted.subscription, self._wanted.consumer_name, self)
-
-    async def is_right(self) -> bool:
-        return self._controller.is_leading
-
-
-class _Elsewhere:
-    """Another broker leads the topic: asked over a connection that lives as long as the registration."""
-
-    def __init__(self, consumer: ScalableConsumer, service: BrokerService, connection: Connection, broker_id: str) -> None:
-        self._consumer = consumer
-        self._wanted = consumer.wanted
-        self._service = service
-        self._connection = connection
-        self._broker_id = broker_id
-
-    async def register(self, number: RegistrationNumber | None) -> ConsumerAssignment:
-        wanted = self._wanted
-        self._connection.scalable_consumers[wanted.consumer_id] = self
-        reply = await self._connection.request(
-            lambda request_id: encode(CommandType.SCALABLE_TOPIC_SUBSCRIBE, relayed(wanted, request_id, number))
-        )
-        return msgspec.structs.replace(read_assignment(reply.assignment), number=number_of(reply))
-
-    def assignment(self, body: Any) -> None:
-        self._consumer.assigned(self, read_assignment(body.assignment))
-
-    def displaced(self) -> None:
-        self._consumer.displaced(self)
-        self._connection.close()
-
-    def lost(self, error: BraidError) -> None:
-        self._consumer.ended(self, NotReady(error.message))
-
-    async def leave(self) -> None:
-        try:
-            await self._connection.request(lambda number: requests.close_consumer(number, self._wanted.consumer_id))
-        finally:
-            self.disconnect()
-
-    def disconnect(self) -> None:
-        self._connection.scalable_consumers.pop(self._wanted.consumer_id, None)
-        self._connection.close()
-
-    async def is_right(self) -> bool:
-        return await self._service.scalable.leader_id(self._wanted.topic) in (self._broker_id, None)
-
-
-def relayed(
-    wanted: Wanted, request_id: int, number: RegistrationNumber | None, *, is_leaving: bool = False
-) -> messages.CommandScalableTopicSubscribe:
-    """The request that is passed on to the leader."""
-    initial = InitialPosition.EARLIEST if wanted.initial == "earliest" else InitialPosition.LATEST
-    epoch, count = number or (None, None)
-    return messages.CommandScalableTopicSubscribe(
-        request_id=request_id,
-        topic=str(wanted.topic),
-        subscription=wanted.subscription,
-        consumer_name=wanted.consumer_name,
-        consumer_id=wanted.consumer_id,
-        consumer_type=enum_value(wanted.kind),
-        initial_position=enum_value(initial),
-        is_relayed=True,
-        registration_epoch=epoch,
-        registration_number=count,
-        says_goodbye=wanted.says_goodbye,
-        is_leaving=is_leaving,
-    )
-
-
-def number_of(
-    body: messages.CommandScalableTopicSubscribe | messages.CommandScalableTopicSubscribeResponse,
-) -> RegistrationNumber | None:
-    """The number of a registration that brokers tell each other."""
-    return (body.registration_epoch, body.registration_number) if body.HasField("registration_epoch") else None
-
-
-def write_assignment(assignment: ConsumerAssignment) -> messages.ScalableConsumerAssignment:
-    """An assignment for the wire."""
-    made = messages.ScalableConsumerAssignment(layout_epoch=assignment.layout_epoch, resets=assignment.resets or None)
-    for each in assignment.segments:
-        made.segments.add(
-            segment_id=each.segment_id,
-            hash_start=each.hash_range.start,
-            hash_end=each.hash_range.end,
-            segment_topic=each.topic,
-        )
-    return made
-
-
-def read_assignment(body: messages.ScalableConsumerAssignment) -> ConsumerAssignment:
-    """An assignment from the wire."""
-    return ConsumerAssignment(
-        body.layout_epoch,
-        tuple(
-            AssignedSegment(each.segment_id, HashRange.of(each.hash_start, each.hash_end), each.segment_topic)
-            for each in body.segments
-        ),
-        resets=body.resets,
-    )

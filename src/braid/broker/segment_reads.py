@@ -133,7 +133,7 @@ async def index_at_time(topic: Topic, timestamp_ms: int) -> int:
 
 async def offset_for(topic: Topic, start: int, max_messages: int | None, max_bytes: int | None) -> int:
     """Where a stable range that begins at `start` ends, so that it holds no more than this, but at least one message if there
-    is one. Bytes are estimated by ledger."""
+    is one. Bytes are those of its entries as stored, exactly: an entry is read whole, so it counts whole."""
     with serving(topic.name):
         stable = await stable_index(topic)
         if start >= stable:
@@ -276,4 +276,7 @@ async def _unused(service: BrokerService, name: TopicName) -> Indexes | None:
         return None
     if not listed.is_present or listed.record.is_deleting:
         return None
+    if await service.logs.exists(name.managed_ledger_name, fresh=True):
+        # Used since it was looked for, perhaps sealed as well: a sealed segment without messages would be taken for read.
+        raise NotReady(f"The segment {name} came into use at this moment; ask again.")
     return Indexes(listed.record.incarnation, 0, 0, 0, listed.segment.is_sealed, 0)

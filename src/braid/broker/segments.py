@@ -21,6 +21,7 @@ from braid.errors import BraidError, NotAllowed, NotReady, PreconditionFailed, S
 from braid.metadata.claims import StaleLeader
 from braid.model.names import TopicName, is_reserved_subscription
 from braid.model.positions import EARLIEST, LATEST
+from braid.model.segments import SegmentEnd
 from braid.scalable.api import Sealed, SegmentBacklog, SegmentOps, SegmentStats
 from braid.scalable.records import Initial, SubscriptionMetadata
 from braid.wire.types import SubType
@@ -211,6 +212,7 @@ class LocalSegments:
         topic = await self._service.topic(segment, create=False)
         key, rate = str(segment), self._service.rates.per_second
         subscriptions = {name: each for name, each in topic.subscriptions.items() if each.is_durable}
+        last = topic.log.terminated_position
         return SegmentStats(
             owner=self._service.ownership.broker_id,
             msg_rate_in=rate((key, "in"), topic.messages_in),
@@ -227,7 +229,8 @@ class LocalSegments:
                 for each in topic.subscriptions.values()
                 if not each.is_durable and each.cursor.read_position <= topic.log.last_position
             ),
-            is_terminated=topic.log.is_terminated,
+            is_terminated=last is not None,
+            end=None if last is None else SegmentEnd(topic.log.last_index + 1, *last),
             blocked_by={name: tuple(held) for name, each in subscriptions.items() if (held := held_up_by(topic, each))},
         )
 

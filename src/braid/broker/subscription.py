@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from braid.broker.consumer import Consumer, ConsumerInfo
+from braid.broker.consumer import NO_GAPS, Consumer, ConsumerInfo
 from braid.broker.cursor_acks import ManagedCursorAcks, acknowledge_around
 from braid.broker.dispatch_shared import SharedDispatcher
 from braid.broker.dispatch_single import SingleActiveDispatcher
@@ -335,6 +335,14 @@ class Subscription:
     def close_consumers(self) -> None:
         for consumer in list(self.consumers):
             self.disconnect(consumer)
+
+    def trimmed(self) -> None:
+        """Entries were deleted from the log, which only durable subscriptions prevent. A reader that had some of them before it
+        and must not skip any is closed; when it subscribes again it is told what it missed."""
+        gone = self.log.trimmed_position
+        if not self.is_durable and gone is not None and self.cursor.read_position <= gone:
+            for consumer in [each for each in self.consumers if NO_GAPS in each.info.metadata]:
+                self.disconnect(consumer)
 
     def tell_active(self, consumer: Consumer, is_active: bool) -> None:
         if consumer.link.protocol_version >= 12:

@@ -103,7 +103,7 @@ class Topic(TopicProducers):
             str(self.name), managed, shared.store, shared.decisions, self.clock, self.tasks, self._more_readable
         )
         await self.transactions.recover()
-        managed.on_trimmed = self.transactions.prune
+        managed.on_trimmed = self._trimmed
         for name, cursor in managed.cursors.items():
             if name not in names.RESERVED_SUBSCRIPTIONS:
                 self.subscriptions[name] = Subscription(self, name, cursor, is_durable=True)
@@ -273,6 +273,12 @@ class Topic(TopicProducers):
         if now >= self._quiet_until:
             self._quiet_until = now + COMPLAINT_SECONDS
             log.warning("%s: %s: %s", self.name, what, cause)
+
+    def _trimmed(self) -> None:
+        """Entries were deleted from the front of the log."""
+        self.transactions.prune()
+        for subscription in list(self.subscriptions.values()):
+            subscription.trimmed()
 
     # Subscriptions.
 

@@ -13,75 +13,33 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from braid.client.checkpoints import END, AtTime, Checkpoint, Place, check_fits, missing, understood_start
-from braid.client.consumer_lanes import LaneOptions, message_id_data
+from braid.client.checkpoints import END, AtTime, Checkpoint, Place, check_fits, missing, removed, understood_start
+from braid.client.consumer_lanes import LaneOptions
 from braid.client.consumer_origin import checked_name, checked_text
-from braid.client.consumer_segments import OrderedLane, SegmentsConsumer
+from braid.client.consumer_segments import SegmentsConsumer
 from braid.client.consumer_session import Assignment, ConsumerSession
 from braid.client.messages import EARLIEST, LATEST, Message, MessageId
+from braid.client.reader_lanes import BEGINNING, ReaderLane
 from braid.client.topic_consumer import TopicConsumer
 from braid.errors import (
     BraidError,
     CheckpointInvalid,
     CheckpointOutdated,
     Closed,
+    DataLost,
     NotFound,
     NotReady,
 )
 from braid.model.layout import SegmentLayout
-from braid.model.positions import Position
-from braid.model.segments import physical_name
-from braid.wire import messages as pb
-from braid.wire import requests
+from braid.model.segments import SegmentEnd, physical_name
 from braid.wire.types import InitialPosition, ScalableConsumerType, SubType
 
 if TYPE_CHECKING:
     from braid.client.client import Client
-    from braid.client.connection import Connection
-    from braid.client.consumer_lanes import LaneOwner
 
 log = logging.getLogger(__name__)
 Start = MessageId | Checkpoint | bytes | datetime.datetime | int
 """EARLIEST, LATEST, a checkpoint (also as its bytes), or a time (in milliseconds since the epoch, or aware)."""
-
-
-class ReaderLane(OrderedLane):
-    """The lane of one segment, without a durable cursor: it says where to begin each time it is attached."""
-
-    def __init__(self, client: Client, owner: LaneOwner, topic: str, options: LaneOptions, place: MessageId | AtTime) -> None:
-        super().__init__(client, owner, topic, options)
-        self.place: MessageId | AtTime = place
-        """Where to begin as long as nothing was handed out."""
-        if isinstance(place, MessageId) and place.ledger_id >= 0 and place != LATEST:
-            self.handed = place
-
-    async def attach(self, connection: Connection) -> None:
-        await super().attach(connection)
-        if self.handed is None:
-            try:
-                await self._find_place(connection)
-            except BaseException:
-                self._leave(connection)
-                raise
-
-    async def _find_place(self, connection: Connection) -> None:
-        if isinstance(self.place, AtTime):
-            time_ms = self.place.ms
-            # The broker closes the consumer for a seek; permits are given only after it is back (trap 2 of the protocol sheet).
-            await connection.request(lambda number: requests.seek(number, self.consumer_id, time_ms))
-            await self._subscribe(connection)
-        elif self.place == LATEST:
-            # From here on "the end" is a position, so that a checkpoint taken before the first message misses nothing.
-            last = await self.last_message_id_at(connection)
-            if last.ledger_id < 0:
-                self.place = EARLIEST
-            else:
-                self.place = self.handed = self.newest = last
-                self.may_repeat = True
-
-    def _start(self) -> pb.MessageIdData | None:
-        place = self.handed or (self.place if isinstance(self.place, MessageId) else EARLIEST)
-        return message_id_data(Position(place.ledger_id, place.entry_id), 0)
 
 
 class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
@@ -128,7 +86,7 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
         await self._wait_for_layout()
         layout = self.layouts.layout
         if isinstance(self._start, Checkpoint):
-            check_fits(self._start, str(self.layouts.resolved), self.layouts.incarnation, layout, is_whole=self.group is None)
+            await self._check_start(self._start, layout)
         self._next_segment = layout.next_segment_id
         for segment_id in layout.all_segments:
             self._places[segment_id] = self._place_of(segment_id, layout, is_new=False)
@@ -194,7 +152,9 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
         assert isinstance(lane, ReaderLane)
         if self.is_closed or isinstance(error, Closed) or self._lanes.get(lane.segment_id) is not lane:
             return
-        if not isinstance(error, NotFound):
+        if isinstance(error, DataLost):
+            self._fail_outdated(lane.segment_id, error)
+        elif not isinstance(error, NotFound):
             self.fail(error)
         elif self.layouts.failure is None:
             self._vanished(lane.segment_id)
@@ -275,11 +235,11 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
                     f"The checkpoint says nothing of segment {segment_id} of {self.topic}, because it was taken by a member of "
                     "a group; use it in that group, or start from EARLIEST, LATEST or a time."
                 )
-            return EARLIEST
+            return BEGINNING if start.topic and segment_id >= start.next_segment else EARLIEST
         if isinstance(start, Checkpoint):
             start = start.boundary or EARLIEST
         if is_new:
-            return EARLIEST
+            return BEGINNING
         if isinstance(start, MessageId) and start == LATEST:
             info = layout.all_segments.get(segment_id)
             return END if info is None or info.is_sealed else LATEST
@@ -294,6 +254,7 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
             name=f"{self.name}-seg-{segment_id}",
             initial=InitialPosition.LATEST,
             is_durable=False,
+            has_no_gaps=True,
             codec=self.codec,
             partition=self._partition_of(topic),
             segment_id=segment_id,
@@ -330,12 +291,16 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
         else:
             self._fail_outdated(segment_id)
 
-    def _fail_outdated(self, segment_id: int) -> None:
+    def _fail_outdated(self, segment_id: int, lost: DataLost | None = None) -> None:
         """Data is missing: what was received from before the gap can still be handed out, nothing that may come after it."""
+        if lost is None:
+            what = f"segment {segment_id} of {self.topic} before it was read to its end"
+        else:
+            what = f"messages of segment {segment_id} of {self.topic} before they were read ({lost.message.rstrip('.')})"
         self.fail(
             CheckpointOutdated(
-                f"Retention has removed segment {segment_id} of {self.topic} before it was read to its end; start from "
-                "EARLIEST, and keep data longer if that must not happen."
+                f"Retention has removed {what}; start from EARLIEST, and keep data longer, or keep a subscription, if that "
+                "must not happen."
             )
         )
         for lane in self._lanes.values():
@@ -361,10 +326,25 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
 
     def _place_now(self, segment_id: int, place: Place) -> Place:
         lane = self._lanes.get(segment_id)
-        return lane.place if lane is not None and place == LATEST else place
+        return lane.place if lane is not None and place in (LATEST, EARLIEST) else place
 
     def _is_waiting_for_application(self) -> bool:
         return self._session is None and self._are_lanes_exhausted(list(self._lanes.values()))
+
+    async def _check_start(self, start: Checkpoint, layout: SegmentLayout) -> None:
+        """Raise if the checkpoint does not fit. A segment may have been sealed and removed since, after all of it was read: the
+        checkpoint cannot know that, but the topic remembers where such segments ended."""
+        topic, incarnation, is_whole = str(self.layouts.resolved), self.layouts.incarnation, self.group is None
+        ends: Mapping[int, SegmentEnd] = {}
+        if incarnation and removed(start, layout, is_whole=is_whole):
+            reads = self.client.segment_reads()
+            try:
+                found = await reads.pruned(topic)
+            finally:
+                await reads.close()
+            if found.incarnation == incarnation:
+                ends = found.ends
+        check_fits(start, topic, incarnation, layout, is_whole=is_whole, ends=ends)
 
     async def _wait_for_layout(self) -> None:
         """A broker that is behind may not know segments yet of which the checkpoint speaks."""

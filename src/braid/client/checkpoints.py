@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 from braid.client.messages import EARLIEST, LATEST, MessageId
 from braid.errors import CheckpointInvalid, CheckpointOutdated, InvalidArgument
 from braid.model.layout import SegmentLayout
+from braid.model.segments import SegmentEnd
 from braid.wire import messages as pb
 from braid.wire.checksum import crc32c
 from braid.wire.commands import signed64, unsigned64
@@ -110,10 +111,19 @@ def understood_start(start: object) -> MessageId | Checkpoint | AtTime:
     )
 
 
-def check_fits(checkpoint: Checkpoint, topic: str, incarnation: str, layout: SegmentLayout, *, is_whole: bool = True) -> None:
+def check_fits(
+    checkpoint: Checkpoint,
+    topic: str,
+    incarnation: str,
+    layout: SegmentLayout,
+    *,
+    is_whole: bool = True,
+    ends: Mapping[int, SegmentEnd] | None = None,
+) -> None:
     """Raise CheckpointInvalid if the checkpoint is of another topic, CheckpointOutdated if data it needs is gone (INV5).
 
-    `is_whole`: everything is read by whoever has the checkpoint, so segments that came and went since then are missing too."""
+    `is_whole`: everything is read by whoever has the checkpoint, so segments that came and went since then are missing too.
+    `ends`: where segments ended that are gone, if known; of one that had been read that far, nothing is missing."""
     if checkpoint.boundary is not None:
         return
     if checkpoint.topic and checkpoint.topic != topic:
@@ -123,15 +133,38 @@ def check_fits(checkpoint: Checkpoint, topic: str, incarnation: str, layout: Seg
             f"{topic} was deleted and created again since the checkpoint was taken (incarnation {incarnation or 'none'} "
             f"instead of {checkpoint.incarnation or 'none'}); {REMEDY}."
         )
-    gone = [number for number, place in checkpoint.places.items() if place is not END and number not in layout.all_segments]
-    if is_whole and checkpoint.topic:
-        gone += missing(layout, checkpoint.next_segment)
+    known = ends or {}
+    gone = [
+        number
+        for number, place in removed(checkpoint, layout, is_whole=is_whole).items()
+        if number not in known or not _reaches(place, known[number])
+    ]
     if gone:
         listed = ", ".join(map(str, sorted(gone)[:10]))
         raise CheckpointOutdated(
             f"Retention has removed segments ({listed}) of {topic} that the checkpoint had not read to their end; {REMEDY}, "
             "and keep data longer if that must not happen."
         )
+
+
+def removed(checkpoint: Checkpoint, layout: SegmentLayout, *, is_whole: bool) -> dict[int, Place]:
+    """Segments that are gone and were not read to their ends as far as the checkpoint knows, and how far they were read."""
+    gone: dict[int, Place] = {
+        number: place for number, place in checkpoint.places.items() if place is not END and number not in layout.all_segments
+    }
+    if is_whole and checkpoint.topic:
+        gone |= dict.fromkeys(missing(layout, checkpoint.next_segment), EARLIEST)
+    return gone
+
+
+def _reaches(place: Place, end: SegmentEnd) -> bool:
+    """Whether a place is behind the last message of a segment that ended there."""
+    if end.index == 0:
+        return True
+    if not isinstance(place, MessageId):
+        return False
+    at, last = (place.ledger_id, place.entry_id), (end.ledger_id, end.entry_id)
+    return at > last or (at == last and place.batch_index + 1 >= place.batch_size)
 
 
 def missing(layout: SegmentLayout, first: int) -> list[int]:

@@ -158,14 +158,16 @@ class Connection(asyncio.Protocol):
             timer.cancel()
         self._timer = self._clock.call_later(self._config.keep_alive_seconds, self._keep_alive)
 
-    async def request(self, build: Callable[[int], bytes]) -> Any:
-        """Send a request and return the body of its answer; raises what the broker answered, or ConnectionLost."""
+    async def request(self, build: Callable[[int], bytes], *, seconds: float | None = None) -> Any:
+        """Send a request and return the body of its answer, which may take so long, or `operation_timeout`; raises what the
+        broker answered, DeadlineExceeded or ConnectionLost."""
         if self._lost is not None:
             raise ConnectionLost(self._lost.message)
         self._next_request += 1
         number = self._next_request
         answer = self._requests[number] = self._loop.create_future()
-        timer = self._clock.call_later(self._config.operation_timeout, self._unanswered, number)
+        patience = self._config.operation_timeout if seconds is None else seconds
+        timer = self._clock.call_later(patience, self._unanswered, number, patience)
         try:
             self.write(build(number))
             return await answer
@@ -246,12 +248,10 @@ class Connection(asyncio.Protocol):
     def _late(self) -> None:
         self.abort(DeadlineExceeded(f"The broker at {self.address} did not answer the handshake in time."))
 
-    def _unanswered(self, number: int) -> None:
+    def _unanswered(self, number: int, seconds: float) -> None:
         answer = self._requests.get(number)
         if answer is not None and not answer.done():
-            answer.set_exception(
-                DeadlineExceeded(f"The broker at {self.address} did not answer within {self._config.operation_timeout:g} s.")
-            )
+            answer.set_exception(DeadlineExceeded(f"The broker at {self.address} did not answer within {seconds:g} s."))
 
     def _keep_alive(self) -> None:
         if self._lost is not None:

@@ -3,7 +3,7 @@ how messages are named on the wire. Holds no state."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -18,6 +18,8 @@ from braid.wire.types import InitialPosition, SubType
 
 if TYPE_CHECKING:
     from braid.client.topic_consumer import TopicConsumer
+
+NO_GAPS: Final = "__braid.no-gaps"
 
 
 class LaneOwner(Protocol):
@@ -55,6 +57,8 @@ class LaneOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Topic named in messages, if it is not the lane's own."""
     origin: Origin | None = None
     """The consumer named in messages."""
+    has_no_gaps: bool = False
+    """Of a reader: to be refused, or closed, if what it has to read next is not stored any more, instead of skipping it."""
     resets: int | None = None
     """Of a stream consumer: how many resets of the subscription it knows of; the broker lets it in only if these are all."""
 

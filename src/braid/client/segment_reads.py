@@ -32,7 +32,7 @@ from braid.errors import (
 )
 from braid.model.layout import SegmentLayout
 from braid.model.names import Domain, TopicName
-from braid.model.segments import physical_name
+from braid.model.segments import SegmentEnd, physical_name
 from braid.wire import bulk
 from braid.wire.client import Bulk
 
@@ -45,6 +45,8 @@ PASSING: Final = (TransportError, Unavailable, MetadataFailure, DeadlineExceeded
 """Answers, or none, after which the same request is worth another attempt."""
 MAX_PAUSE: Final = 1.0
 """Between two attempts, in seconds."""
+ATTEMPTS: Final = 3
+"""For which the operation's time is enough if an owner does not answer at all: another may have the segment by then."""
 DESCRIBED_AT_ONCE: Final = 200
 """Topics in one request; brokers take 1000."""
 LOOKUPS_AT_ONCE: Final = 64
@@ -105,6 +107,14 @@ class TopicView(msgspec.Struct, frozen=True):
     segments: dict[int, SegmentView]
 
 
+class Pruned(msgspec.Struct, frozen=True):
+    """Where segments ended that their topic does not have any more."""
+
+    incarnation: str
+    """Of the topic; empty if there is none, or the broker does not know of such ends."""
+    ends: dict[int, SegmentEnd]
+
+
 class SegmentReads:
     """Of one client: `client.segment_reads()`."""
 
@@ -112,6 +122,7 @@ class SegmentReads:
         self._client = client
         self._clock = client.runtime.clock
         self._config = client.config
+        self._patience = client.config.operation_timeout / ATTEMPTS
         self._sessions: dict[str, LayoutSession] = {}
         self._opening: dict[str, asyncio.Lock] = {}
         self._views: dict[str, tuple[SegmentLayout, TopicView]] = {}
@@ -176,6 +187,21 @@ class SegmentReads:
         if topic not in states:
             raise TopicNotFound(f"The topic {topic} does not exist.")
         return states[topic].incarnation
+
+    async def pruned(self, name: str) -> Pruned:
+        """Where the segments ended that the topic does not have any more, as far as that is remembered: at least of those that
+        any layout seen so far does not show, and that were not removed too long ago."""
+        full = str(TopicName.parse(name))
+
+        async def ask() -> Any:
+            connection = await self._client.service_connection()
+            return await connection.request(lambda number: bulk.pruned_segments(number, full))
+
+        body = await self._retry(ask, f"the ends of removed segments of {full}")
+        return Pruned(
+            body.incarnation,
+            {each.segment_id: SegmentEnd(each.end_index, each.ledger_id, each.entry_id) for each in body.pruned},
+        )
 
     # Reading.
 
@@ -246,7 +272,7 @@ class SegmentReads:
         async def ask() -> Any:
             connection = await self._owner(topic)
             try:
-                return await connection.request(build)
+                return await connection.request(build, seconds=self._patience)
             except PASSING:
                 self._owners.pop(topic, None)
                 raise
@@ -273,7 +299,9 @@ class SegmentReads:
 
             async def one(connection: Connection, chunk: list[str]) -> None:
                 try:
-                    body = await connection.request(lambda number: bulk.describe_segments(number, chunk))
+                    body = await connection.request(
+                        lambda number: bulk.describe_segments(number, chunk), seconds=self._patience
+                    )
                 except PASSING as error:
                     self._moved(chunk)
                     failures.append(error)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from braid.client.attachment import Attachment
 from braid.client.connection import UNASKED, Connection
 from braid.client.consumer_entries import EntryReader, permits_of, position_of
-from braid.client.consumer_lanes import LaneOptions, LaneOwner, message_id_data, up_to_data
+from braid.client.consumer_lanes import NO_GAPS, LaneOptions, LaneOwner, message_id_data, up_to_data
 from braid.client.messages import MessageId, is_after
 from braid.client.transaction_acks import TransactionAcks
 from braid.errors import (
@@ -128,6 +128,7 @@ class TopicConsumer(Attachment):
                     start=self._start(),
                     initial_position=options.initial,
                     schema=options.codec.schema,
+                    metadata={NO_GAPS: "true"} if options.has_no_gaps else None,
                     consumer_epoch=None if self._is_shared else self._epoch,
                     resets=options.resets,
                 )

@@ -88,6 +88,11 @@ class LedgerReader(Protocol):
         """
         ...
 
+    async def length_before(self, entry_id: int) -> int:
+        """Sum of the sizes of the entries before this one, in bytes; of all confirmed ones at `last_confirmed + 1`. Costs no
+        more than reading one entry, wherever it is: BookKeeper stores this number with every entry. Raises as `read` does."""
+        ...
+
     async def refresh(self) -> int:
         """Ask again how far the writer got; returns and stores `last_confirmed`."""
         ...

@@ -1,8 +1,8 @@
 """`LogAppender`: the writing half of a log, from `add` to the confirmed entry, over one ledger after the other.
 
-Owns order, the dense message index, the append time, the list of ledgers and the change from one to the next. Upholds INV1
-(adds are reported when durable), INV2 (a conflict on the record or a fenced ledger ends this log for good) and INV3 (ledger
-ids grow).
+Owns order, the dense message index, the append time and the change from one ledger to the next; which ledgers there are is
+kept by `ledger_list.py`. Upholds INV1 (adds are reported when durable), INV2 (a conflict on the record or a fenced ledger ends
+this log for good) and INV3 (ledger ids grow).
 
 Adds flow `add` -> tail -> `tail_confirmed`. While there is no tail (before the first add, while ledgers change, after a
 failure) they wait in a bounded queue, and one task, `_drive`, makes the next tail. A failed append consumes no index: the
@@ -14,15 +14,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
-
-import msgspec
 
 from braid.errors import (
     BraidError,
     Closed,
-    InvariantBroken,
     LedgerError,
     LedgerFenced,
     LedgerStoreReadOnly,
@@ -35,7 +31,7 @@ from braid.managedledger.api import Entry, LedgerResolver, LogListener
 from braid.managedledger.cache import LogCache
 from braid.managedledger.config import ManagedLedgerConfig
 from braid.managedledger.labels import ledger_labels
-from braid.managedledger.ledger_map import LedgerMap
+from braid.managedledger.ledger_list import LedgerList, without_empty_end
 from braid.managedledger.owned_record import OwnedRecord
 from braid.managedledger.reading import LogReader, settled
 from braid.managedledger.records import LedgerInfo, LogRecord
@@ -46,7 +42,6 @@ from braid.runtime.tasks import Tasks
 from braid.wire.encode import broker_entry_metadata
 
 log = logging.getLogger(__name__)
-MAX_UNDELETED = 10_000
 
 
 class Queued(NamedTuple):
@@ -67,7 +62,6 @@ class LogAppender:
         "_confirmed_append_ms",
         "_driving",
         "_fenced",
-        "_has_news",
         "_is_cache_current",
         "_is_cached",
         "_is_closed",
@@ -84,15 +78,14 @@ class LogAppender:
         "_roll_bytes",
         "_roll_entry",
         "_slow",
-        "_undeleted",
         "_unsettled",
         "config",
-        "infos",
         "is_in_doubt",
         "last_creation_failure_ms",
         "last_index",
         "last_ledger_created_ms",
         "last_position",
+        "ledgers",
         "map",
         "name",
         "pending_bytes",
@@ -119,11 +112,8 @@ class LogAppender:
         self.runtime = runtime
         self.resolver = resolver
         self.tasks = Tasks(f"log {name}")
-        self.infos: list[LedgerInfo] = list(value.ledgers)
-        """Ledgers in order; entries and size of the last one are final only once it is closed."""
-        self.map = LedgerMap()
-        for info in self.infos:
-            self.map.append(info.ledger_id, info.entries)
+        self.ledgers = LedgerList(name, record, resolver, confirmed=self._confirmed_end, fenced=self._fence)
+        self.map = self.ledgers.map
         self.last_position = self.map.last
         self.last_index = value.last_index
         self.pending_bytes = 0
@@ -150,12 +140,8 @@ class LogAppender:
         self._unsettled: Tail | None = None
         """A tail that failed; where its ledger really ends must be asked for before the log goes on."""
         self._driving: asyncio.Task[BraidError | None] | None = None
-        self._has_news = False
-        """The list of ledgers in memory is ahead of the record."""
         self.is_in_doubt = False
         """Of the entries reported as failed some may be stored: a failed ledger was not asked for its end yet."""
-        self._undeleted: dict[int, Mapping[str, str]] = {}
-        """Ledgers that no record names and whose deletion failed, with their properties; the next trim tries again."""
         self._is_terminating = False
         self._is_closed = False
         self._fenced: LedgerError | None = None
@@ -228,6 +214,11 @@ class LogAppender:
         tail = self.tail
         if tail is not None and (tail.confirmed >= 0 or tail.pending) and (now := self._now_ms()) >= tail.roll_ms:
             self._roll(tail, now)
+
+    @property
+    def infos(self) -> list[LedgerInfo]:
+        """The ledgers in order; entries and size of the last one are final only once it is closed."""
+        return self.ledgers.infos
 
     @property
     def entries_added(self) -> int:
@@ -330,7 +321,7 @@ class LogAppender:
         while True:
             if self.tail is not None:
                 self._leave(self.tail)
-            if not (self._queue or self._leaving or self._unsettled or self._has_news):
+            if not (self._queue or self._leaving or self._unsettled or self.ledgers.has_news):
                 return
             if (error := await asyncio.shield(self._start())) is not None:
                 raise error
@@ -345,8 +336,8 @@ class LogAppender:
                     await self._settle_ledger(self._unsettled)
                 if self._queue:
                     await self._create_ledger()
-                elif self._has_news:
-                    await self._commit(list)  # adds may have come meanwhile: look again
+                elif self.ledgers.has_news:
+                    await self.ledgers.commit(list)  # adds may have come meanwhile: look again
                 elif self._leaving is None and self._unsettled is None:
                     break
         except LedgerFenced as error:
@@ -370,7 +361,7 @@ class LogAppender:
         if self._leaving is tail:
             self._leaving = None
         if not tail.is_failed:
-            self._ended(tail.ledger_id, tail.confirmed + 1, tail.writer.length)
+            self.ledgers.ended(tail.ledger_id, tail.confirmed + 1, tail.writer.length, self._now_ms())
 
     async def _settle_ledger(self, tail: Tail) -> None:
         """Fence our own failed ledger to learn its end; what survived is confirmed, the rest is appended again, in order."""
@@ -391,25 +382,10 @@ class LogAppender:
                 self._is_cache_current = False
                 self._listener.entries_added([])
         self._pushed_index = self.last_index
-        self._ended(tail.ledger_id, end.entries, end.size)
+        self.ledgers.ended(tail.ledger_id, end.entries, end.size, self._now_ms())
         self._queue_bytes += tail.pending_size
         again = [Queued(entry.body, entry.messages, entry.context, entry.txn) for entry in tail.take_back()]
         self._queue.extendleft(reversed(again))
-
-    def _ended(self, ledger_id: int, entries: int, size: int) -> None:
-        """The last ledger is closed with this content."""
-        info = self.infos[-1]
-        if info.ledger_id != ledger_id:
-            raise InvariantBroken(f"INV3: ledger {ledger_id} ended while {info.ledger_id} is the last of log {self.name}")
-        self.infos[-1] = msgspec.structs.replace(
-            info,
-            entries=entries,
-            size=size,
-            timestamp=self._now_ms(),
-            last_index=self.last_index,
-            last_append_ms=self._confirmed_append_ms,
-        )
-        self._has_news = True
 
     async def _create_ledger(self) -> None:
         """The next ledger: created, then listed by one CAS, then written to. A crash leaves an orphan or an empty ledger."""
@@ -421,7 +397,7 @@ class LogAppender:
         except BraidError:
             self.last_creation_failure_ms = now
             raise
-        highest = max(self._record.value.last_ledger_id, self.infos[-1].ledger_id if self.infos else -1)
+        highest = self.ledgers.highest
         try:
             if writer.ledger_id <= highest:
                 raise StorageUnavailable(
@@ -429,11 +405,13 @@ class LogAppender:
                     "ids must grow, so move the store's id allocator forward."
                 )
             tail.attach(writer)
-            dropped = await self._commit(lambda infos: [*_without_empty_end(infos), LedgerInfo(ledger_id=writer.ledger_id)])
+            dropped = await self.ledgers.commit(
+                lambda infos: [*without_empty_end(infos), LedgerInfo(ledger_id=writer.ledger_id)]
+            )
         except OutcomeUnknown:
             raise  # the record may name it: deleting it is up to whoever opens the log next
         except BraidError:
-            await self.discard(writer.ledger_id, {})
+            await self.ledgers.discard(writer.ledger_id, {})
             raise
         self.last_ledger_created_ms = now
         self._ledger_listed(writer.ledger_id)
@@ -443,7 +421,7 @@ class LogAppender:
             self.tail = tail
             self._drain()
         for info in dropped:
-            await self.discard(info.ledger_id, info.properties)
+            await self.ledgers.discard(info.ledger_id, info.properties)
 
     def _drain(self) -> None:
         """Append what waited, until the tail is full."""
@@ -457,62 +435,9 @@ class LogAppender:
             self._queue_bytes -= len(queued.body)
             self.pending_bytes -= len(queued.body)
 
-    async def _commit(self, change: Callable[[list[LedgerInfo]], list[LedgerInfo]]) -> list[LedgerInfo]:
-        """Change the list of ledgers, in the record and then here; returns the ledgers that are no longer listed.
-
-        `change` takes away or adds whole ledgers; it is applied twice, because a ledger may be closed while the record is
-        written.
-        """
-        written: list[LedgerInfo] = []
-
-        def listed(record: LogRecord) -> LogRecord:
-            written[:] = change(self.infos)
-            return msgspec.structs.replace(
-                record,
-                ledgers=tuple(written),
-                last_ledger_id=max(record.last_ledger_id, written[-1].ledger_id if written else -1),
-                last_index=self.last_index,
-                last_append_ms=self._confirmed_append_ms,
-            )
-
-        await self._update(listed)
-        before, self.infos = self.infos, change(self.infos)
-        self._has_news = self.infos != written
-        kept = {info.ledger_id for info in self.infos}
-        known = {info.ledger_id for info in before}
-        dropped = [info for info in before if info.ledger_id not in kept]
-        if dropped and dropped[-1] is before[-1]:
-            self.map.drop_last()
-            self.map.drop_first(len(dropped) - 1)
-        else:
-            self.map.drop_first(len(dropped))
-        for info in self.infos:
-            if info.ledger_id not in known:
-                self.map.append(info.ledger_id, info.entries)
-        return dropped
-
-    async def _update(self, change: Callable[[LogRecord], LogRecord]) -> None:
-        """Write the record; another owner's record ends this log (INV2)."""
-        try:
-            await self._record.update(change)
-        except LedgerFenced as error:
-            self._fence(error)
-            raise
-
-    async def discard(self, ledger_id: int, properties: Mapping[str, str]) -> None:
-        """Delete a ledger that no record names any more. If that fails (a full disk) the next trim tries again; a broker that
-        ends before leaves an orphan, which harms nobody."""
-        try:
-            await self.resolver.for_ledger(ledger_id, properties).delete(ledger_id)
-        except BraidError as error:
-            log.warning("ledger %d of log %s could not be deleted yet: %s", ledger_id, self.name, error)
-            if len(self._undeleted) < MAX_UNDELETED:
-                self._undeleted[ledger_id] = properties
-
-    async def _discard_again(self) -> None:
-        undeleted, self._undeleted = self._undeleted, {}
-        for ledger_id, properties in undeleted.items():
-            await self.discard(ledger_id, properties)
+    def _confirmed_end(self) -> tuple[int, int]:
+        """Index and append time of the last durable entry."""
+        return self.last_index, self._confirmed_append_ms
 
     def _ledger_listed(self, ledger_id: int) -> None:
         """The log goes on in this ledger."""
@@ -520,8 +445,3 @@ class LogAppender:
     def _custom(self) -> dict[str, bytes]:
         """What the ledger store keeps with each ledger, for audits."""
         return ledger_labels("managed-ledger", self.name, self._record.value.incarnation)
-
-
-def _without_empty_end(infos: list[LedgerInfo]) -> list[LedgerInfo]:
-    """The list without a last ledger that never got an entry, as a failure leaves it behind."""
-    return infos[:-1] if infos and infos[-1].entries == 0 else infos

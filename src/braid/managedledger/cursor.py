@@ -2,29 +2,26 @@
 
 Owns the mark-delete position (it and everything before is acknowledged), the individually acknowledged entries beyond it, the
 partly acknowledged batches, and the read position. Changes are in memory at once and durable later: after `cursor_flush_ms`, or
-when `flush` returns. What is lost in a crash is delivered again, never skipped. Hot: `read_cached`, `acknowledge`.
+when `flush` returns (`cursor_writes.py` sees to that). What is lost in a crash is delivered again, never skipped. Hot:
+`read_cached`, `acknowledge`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from braid.errors import BraidError, Closed, InvalidArgument, LedgerFenced
+from braid.errors import InvalidArgument, LedgerFenced
 from braid.managedledger.api import Entry
 from braid.managedledger.cursor_store import CursorStore
+from braid.managedledger.cursor_writes import CursorWrites
 from braid.managedledger.records import CursorPosition, MaskRecord, PositionRecord, RangeRecord
 from braid.model.positions import LATEST, Position
 from braid.model.ranges import PositionRanges
-from braid.runtime.clock import Timer
 
 if TYPE_CHECKING:
     from braid.managedledger.log import ManagedLedger
-
-log = logging.getLogger(__name__)
 
 
 class ManagedCursor:
@@ -44,15 +41,7 @@ class ManagedCursor:
         self._masks: dict[Position, int] = {}
         self._is_plain = True
         """Neither ranges nor masks: the fast paths apply."""
-        self._is_dirty = False
-        self._is_hurried = False
-        self._is_stopped = False
-        self._timer: Timer | None = None
-        self._writing: asyncio.Task[None] | None = None
-        self._joined: list[asyncio.Future[None]] = []
-        """Who waits for the write under way."""
-        self._waiting: list[asyncio.Future[None]] = []
-        """Who waits for the next write."""
+        self._writes = CursorWrites(owner, name, store, self._snapshot)
 
     @classmethod
     def restored(cls, owner: ManagedLedger, name: str, store: CursorStore, position: CursorPosition) -> ManagedCursor:
@@ -231,8 +220,8 @@ class ManagedCursor:
                 self.consumed += 1
             else:
                 self._acknowledge(position)
-        if not self._is_dirty:
-            self._touch()
+        if not self._writes.is_dirty:
+            self._writes.touch()
 
     def acknowledge_batch(self, position: Position, ack_set: int) -> bool:
         """Acknowledge the messages of a batch whose bit in `ack_set` is 0; True when that completed the entry."""
@@ -245,7 +234,7 @@ class ManagedCursor:
             self._is_plain = False
         else:
             self._acknowledge(position)
-        self._touch()
+        self._writes.touch()
         return not unacked
 
     def acknowledge_cumulative(
@@ -263,7 +252,7 @@ class ManagedCursor:
             self._move(target)
         if ack_set:
             self.acknowledge_batch(position, ack_set)
-        self._touch()
+        self._writes.touch()
 
     def is_acknowledged(self, position: Position) -> bool:
         """Whether the whole entry is acknowledged."""
@@ -341,29 +330,15 @@ class ManagedCursor:
     @property
     def is_saved(self) -> bool:
         """Whether the present state would survive a crash, as far as it ever does."""
-        return self._store is None or (not self._is_dirty and self._writing is None)
+        return self._writes.is_saved
 
     def save_soon(self) -> None:
         """Write the present state now rather than after `cursor_flush_ms`; nobody waits for it."""
-        if self._store is not None and self._is_dirty:
-            self._is_hurried = True  # also if a write is under way: that one took an older state
-            self._start_writing()
+        self._writes.hurry()
 
     async def flush(self) -> None:
         """Return once the present state is durable. Calls made at the same time share one write."""
-        if self._store is None:
-            return
-        if self._is_stopped:
-            raise self._closed()
-        if self.is_saved:
-            return
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self._is_dirty:
-            self._waiting.append(done)
-            self._start_writing()
-        else:
-            self._joined.append(done)
-        await done
+        await self._writes.flush()
 
     async def reset(self, position: Position, ack_set: int | None = None) -> None:
         """Read from `position` on, inclusive (else from the next that exists); nothing after it is acknowledged, except, with
@@ -376,7 +351,7 @@ class ManagedCursor:
             self._masks[start] = ack_set
             self._is_plain = False
         self._read_after_mark_delete()
-        self._touch()
+        self._writes.touch()
         await self.flush()
 
     async def set_properties(self, changes: Mapping[str, str | None]) -> Mapping[str, str]:
@@ -392,14 +367,14 @@ class ManagedCursor:
 
     async def close(self) -> None:
         """Make the present state durable and stop."""
-        await self._stop_writing()
+        await self._writes.stop_and_wait()
         if self._store is not None:
-            await self._store.close(self._snapshot(), is_dirty=self._is_dirty)
-            self._is_dirty = False
+            await self._store.close(self._snapshot(), is_dirty=self._writes.is_dirty)
+            self._writes.is_dirty = False
 
     async def delete(self) -> None:
         """Stop and remove what is stored. If that fails, the cursor goes on as before."""
-        await self._stop_writing()
+        await self._writes.stop_and_wait()
         if self._store is not None:
             try:
                 await self._store.delete()
@@ -407,80 +382,12 @@ class ManagedCursor:
                 self._log.lost(error)
                 raise
             except BaseException:
-                self._is_stopped = False
-                if self._is_dirty:
-                    self._touch()
+                self._writes.go_on()
                 raise
 
     def stop(self) -> None:
         """Write no more; what is not durable is lost."""
-        self._is_stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._tell(self._waiting, self._closed())
-        self._waiting = []
-
-    async def _stop_writing(self) -> None:
-        writing = self._writing
-        self.stop()
-        if writing is not None:
-            await asyncio.wait([writing])
-
-    def _touch(self) -> None:
-        self._is_dirty = True
-        if self._timer is None and self._store is not None and not self._is_stopped and self._writing is None:
-            self._timer = self._log.runtime.clock.call_later(self._log.config.cursor_flush_ms / 1000, self._start_writing)
-
-    def _start_writing(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._writing is None and not self._is_stopped and not self._log.is_closed:
-            self._writing = self._log.tasks.spawn(self._write(), f"cursor {self.name}")
-
-    async def _write(self) -> None:
-        """One write, and further ones while somebody waits for them or wants them soon."""
-        error: BraidError | None = self._closed()  # unless this comes to an end, it was cancelled
-        try:
-            while self._is_dirty:
-                self._is_dirty = self._is_hurried = False
-                self._joined, self._waiting = self._waiting, []
-                await self._save()
-                self._tell(self._joined, None)
-                if not self._waiting and not self._is_hurried:
-                    break
-            error = None
-        except LedgerFenced as fenced:
-            error = fenced
-            self._is_stopped = True
-            self._log.lost(fenced)
-        except BraidError as failed:
-            error = failed
-            log.warning("the position of cursor %s of log %s is not stored yet: %s", self.name, self._log.name, failed)
-        finally:
-            self._writing = None
-            if error is not None:
-                self._is_dirty = True
-                self._tell(self._joined + self._waiting, error)
-                self._waiting = []
-            if self._is_dirty:
-                self._touch()
-
-    async def _save(self) -> None:
-        if self._store is not None:
-            await self._store.save(self._snapshot())
-
-    def _closed(self) -> Closed:
-        return Closed(f"The cursor {self.name} of log {self._log.name} is closed.")
-
-    def _tell(self, waiting: list[asyncio.Future[None]], error: BraidError | None) -> None:
-        for done in waiting:
-            if not done.done():
-                if error is None:
-                    done.set_result(None)
-                else:
-                    done.set_exception(error)
+        self._writes.stop()
 
     def _snapshot(self) -> CursorPosition:
         limit = self._log.config.max_persisted_ranges

@@ -166,7 +166,7 @@ class CursorStore:
             if await self._owner.metadata.get(record.key, fresh=True) is not None:
                 raise
         if self.ledger_id >= 0:
-            await self._owner.discard(self.ledger_id, record.value.ledger_properties)
+            await self._owner.ledgers.discard(self.ledger_id, record.value.ledger_properties)
 
     async def _save_elsewhere(self, position: CursorPosition) -> None:
         """Begin a new ledger; if that cannot be, a small position goes into the record."""
@@ -188,7 +188,7 @@ class CursorStore:
         except OutcomeUnknown:
             raise  # the record may name it
         except BraidError:
-            await self._owner.discard(writer.ledger_id, {})
+            await self._owner.ledgers.discard(writer.ledger_id, {})
             raise
         self._writer = writer
         self.ledger_switched_ms = owner.runtime.clock.now_ms()
@@ -207,7 +207,7 @@ class CursorStore:
         if ledger_id != old.cursors_ledger_id:
             self._writer = None
             if old.cursors_ledger_id >= 0:
-                await self._owner.discard(old.cursors_ledger_id, old.ledger_properties)
+                await self._owner.ledgers.discard(old.cursors_ledger_id, old.ledger_properties)
 
     def _fits_record(self, position: CursorPosition) -> bool:
         limit = self._owner.config.max_ranges_in_record

@@ -26,8 +26,8 @@ class Stretch(NamedTuple):
 
     first: int
     last: int
-    size: int
-    """Bytes as stored."""
+    size: int | None
+    """Bytes as stored; None while it grows."""
     start: int
     """Ordinal of its first entry."""
     entries: int
@@ -110,21 +110,43 @@ class LogIndexes:
             self._boundaries.popitem(last=False)
 
     async def by_bytes(self, start: int, stop: int, max_bytes: int) -> int:
-        """Where a range that begins at `start` ends, at or before `stop`, so that it takes about `max_bytes`; never empty.
+        """Where a range that begins at `start` ends, at or before `stop`, so that its entries, which are read whole, take no
+        more than `max_bytes` as stored; it has at least the entry that holds `start`. Raises DataLost as `find` does."""
+        while True:
+            ordinal = await self.find(start)
+            end = await self._after_bytes(ordinal, stop, max_bytes)
+            if end is None:
+                return stop
+            end = max(end, ordinal + 1)
+            if (entry := await self._entry(end - 1)) is not None:
+                self.remember(entry.index + 1, end)
+                return min(stop, entry.index + 1)
 
-        Messages of one ledger count as equally large, so that nothing is read for it."""
-        left = float(max_bytes)
+    async def _after_bytes(self, ordinal: int, stop: int, max_bytes: int) -> int | None:
+        """Ordinal behind the last of the entries from `ordinal` on that fit; None if all before message `stop` do. What ledgers
+        say of their length is enough for it: O(log n) questions about one of them, and no entry is read."""
+        log = self._log
+        left = max_bytes
         for stretch in self._stretches(await self.low()):
-            if stretch.last < start or stretch.last < stretch.first:
+            if not stretch.entries or stretch.start + stretch.entries <= ordinal:
                 continue
-            first, last = max(start, stretch.first), min(stop - 1, stretch.last)
-            if first > last:
-                break
-            each = max(stretch.size, 1) / (stretch.last - stretch.first + 1)
-            if (last - first + 1) * each > left:
-                return max(start + 1, first + int(left / each))
-            left -= (last - first + 1) * each
-        return stop
+            ledger_id = log.map.at(stretch.start).ledger_id
+            low, high = max(ordinal - stretch.start, 0), stretch.entries
+            before = await log.size_before(Position(ledger_id, low)) if low else 0
+            size = stretch.size if stretch.size is not None else await log.size_before(Position(ledger_id, high))
+            if size - before <= left:
+                if stretch.last >= stop - 1:
+                    return None
+                left -= size - before
+                continue
+            while high - low > 1:  # what ends before `low` fits, what ends before `high` does not
+                middle = (low + high) // 2
+                if await log.size_before(Position(ledger_id, middle)) - before <= left:
+                    low = middle
+                else:
+                    high = middle
+            return stretch.start + low
+        return None
 
     def lost(self, index: int, low: int) -> DataLost:
         """What to say of a message that is gone."""
@@ -140,7 +162,7 @@ class LogIndexes:
         first = low
         for info in log.infos:
             is_open = not info.timestamp
-            last, size = (log.last_index, log.tail_size) if is_open else (info.last_index, info.size)
+            last, size = (log.last_index, None) if is_open else (info.last_index, info.size)
             start = log.map.ordinal(Position(info.ledger_id, 0))
             found.append(Stretch(first, last, size, start, log.map.count(info.ledger_id)))
             first = max(first, last + 1)

@@ -115,6 +115,12 @@ class ManagedLedger(LogAppender):
         return None if found is None else Position(found.ledger_id, found.entry_id)
 
     @property
+    def trimmed_position(self) -> Position | None:
+        """The last entry that was deleted from the front; None if none was."""
+        found = self._record.value.trimmed_position
+        return None if found is None else Position(found.ledger_id, found.entry_id)
+
+    @property
     def is_fenced(self) -> bool:
         """Another owner took over."""
         return self._fenced is not None
@@ -191,6 +197,16 @@ class ManagedLedger(LogAppender):
                 if self.map.contains(position):
                     raise
                 # trimmed meanwhile: go on with what is left
+
+    async def size_before(self, position: Position) -> int:
+        """Bytes, as stored, of the entries in front of this one in its ledger, without reading them; of all for the end of a
+        ledger. Raises LedgerNotFound if it is trimmed."""
+        self._check_open()
+        ledger_id, entry_id = position
+        for info in reversed(self.infos):
+            if info.ledger_id == ledger_id:
+                return await self._reader.length_before(ledger_id, info.properties, entry_id)
+        raise LedgerNotFound(f"Ledger {ledger_id} is not part of log {self.name} any more.")
 
     async def find_time(self, ms: int) -> Position:
         """The first entry appended at `ms` or later, else the position after the last; a binary search."""
@@ -294,7 +310,7 @@ class ManagedLedger(LogAppender):
         between leaves orphans, never a gap.
         """
         self._check_open()
-        await self._discard_again()
+        await self.ledgers.discard_again()
         if not self._trimmable() or not (self.trim_guard is None or await self.trim_guard()):
             return 0
         for cursor in list(self.cursors.values()):
@@ -302,12 +318,12 @@ class ManagedLedger(LogAppender):
         if not (count := self._trimmable()):  # a cursor may have gone back meanwhile
             return 0
         gone = {info.ledger_id for info in self.infos[:count]}
-        dropped = await self._commit(lambda infos: [info for info in infos if info.ledger_id not in gone])
+        dropped = await self.ledgers.commit(lambda infos: [info for info in infos if info.ledger_id not in gone])
         if self.on_trimmed is not None:
             self.on_trimmed()
         for info in dropped:
             await self._reader.forget(info.ledger_id)
-            await self.discard(info.ledger_id, info.properties)
+            await self.ledgers.discard(info.ledger_id, info.properties)
         return len(dropped)
 
     def _trimmable(self) -> int:
@@ -339,7 +355,9 @@ class ManagedLedger(LogAppender):
     async def set_properties(self, changes: Mapping[str, str | None]) -> Mapping[str, str]:
         """Change properties of the log (None removes one), durably; returns all of them."""
         self._check_open()
-        await self._update(lambda record: msgspec.structs.replace(record, properties=changed(record.properties, changes)))
+        await self.ledgers.update(
+            lambda record: msgspec.structs.replace(record, properties=changed(record.properties, changes))
+        )
         return self.properties
 
     async def check_owner(self) -> None:
@@ -362,7 +380,7 @@ class ManagedLedger(LogAppender):
             try:
                 await self._settle_down()
                 end = PositionRecord(*self.last_position)
-                await self._update(lambda record: msgspec.structs.replace(record, terminated_position=end))
+                await self.ledgers.update(lambda record: msgspec.structs.replace(record, terminated_position=end))
             except BaseException:
                 self._is_terminating = self.is_terminated
                 raise

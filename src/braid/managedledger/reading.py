@@ -32,6 +32,15 @@ class LogReader:
             raise StorageUnavailable(f"Entry {first} of ledger {ledger_id} is confirmed but not readable yet; try again.")
         return await reader.read(first, last, max_bytes)
 
+    async def length_before(self, ledger_id: int, properties: Mapping[str, str], entry_id: int) -> int:
+        """Bytes, as stored, of the entries before this one."""
+        reader = await self._reader(ledger_id, properties)
+        if reader.last_confirmed + 1 < entry_id and await reader.refresh() + 1 < entry_id:
+            raise StorageUnavailable(
+                f"Entry {entry_id - 1} of ledger {ledger_id} is confirmed but not readable yet; try again."
+            )
+        return await reader.length_before(entry_id)
+
     async def forget(self, ledger_id: int) -> None:
         """The ledger is about to be deleted."""
         if (reader := self._open.pop(ledger_id, None)) is not None:

@@ -58,6 +58,8 @@ class LogRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     last_index: int = -1
     last_append_ms: int = 0
     """Where the numbering stood at the last update; counts when no ledger with entries is left."""
+    trimmed_position: PositionRecord | None = None
+    """The last entry that was deleted from the front of the log; None if none was."""
     is_deleted: bool = False
     """Being deleted: gone for everybody, whoever meets it finishes the work."""
 

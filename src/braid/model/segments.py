@@ -21,6 +21,14 @@ class SegmentState(StrEnum):
     SEALED = "SEALED"
 
 
+class SegmentEnd(msgspec.Struct, frozen=True, rename="camel"):
+    """Where a sealed segment ends, for ever: one above the index of its last message, and the position of its last entry."""
+
+    index: int
+    ledger_id: int
+    entry_id: int
+
+
 class SegmentInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A node of the DAG."""
 

@@ -12,6 +12,7 @@ from braid.errors import BraidError
 from braid.model.hashranges import HashRange
 from braid.model.names import TopicName
 from braid.model.positions import Position
+from braid.model.segments import SegmentEnd
 from braid.scalable.records import Initial
 
 
@@ -56,6 +57,8 @@ class SegmentStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     readers: int = 0
     """Attached readers without a durable subscription that have not been sent everything yet."""
     is_terminated: bool = False
+    end: SegmentEnd | None = None
+    """Once it is terminated."""
     blocked_by: dict[str, tuple[BlockedBy, ...]] = {}
     """By subscription, if it is held up here: open transactions."""
 

@@ -1,7 +1,7 @@
 """`ScalableTopicController`: one topic at one broker, leading it or standing by.
 
-Owns the campaign for the topic's leadership and what follows from its outcome: a `Term` while it leads, nothing but a view of
-the layout while it does not. Leadership is a state driven by the election's events (L-01); a mutating call without it is
+Owns what follows from the outcome of the campaign (`candidate.py`): a `Term` while it leads, nothing but a view of the layout
+while it does not. Leadership is a state driven by the election's events (L-01); a mutating call without it is
 refused. The record is watched and also read every `reconcile_seconds` (INV15); a controller whose topic is gone closes itself
 and never campaigns for it again (L-05).
 """
@@ -13,17 +13,15 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import msgspec
-
 from braid.errors import BraidError, Closed, LedElsewhere, StoreError, TopicNotFound
 from braid.metadata.api import MetadataStore
 from braid.metadata.claims import StaleLeader
-from braid.metadata.election import LeaderElection, Leadership
+from braid.metadata.election import Leadership
 from braid.model.layout import SegmentLayout
 from braid.model.names import NamespaceName, TopicName, check_subscription_name
 from braid.runtime.env import Runtime
-from braid.runtime.tasks import Tasks
-from braid.scalable.api import ConsumerAssignment, ConsumerHandle, ConsumerRegistration, RegistrationNumber, SegmentOps
+from braid.scalable.api import ConsumerAssignment, ConsumerRegistration, SegmentOps
+from braid.scalable.candidate import TopicCandidate
 from braid.scalable.config import ScalableConfig
 from braid.scalable.counts import OperationCounts
 from braid.scalable.plans import TopicWork
@@ -41,7 +39,7 @@ from braid.scalable.topic_stats import topic_stats
 log = logging.getLogger(__name__)
 
 
-class ScalableTopicController:
+class ScalableTopicController(TopicCandidate[Term]):
     """A candidate for the leadership of one scalable topic, and its leader when it wins."""
 
     def __init__(
@@ -58,35 +56,25 @@ class ScalableTopicController:
         on_closed: Callable[[ScalableTopicController], None],
         counts: OperationCounts,
     ) -> None:
-        self.topic = topic
-        self.broker_id = broker_id
-        self._runtime = runtime
-        self._store = store
-        self._config = config
+        super().__init__(
+            runtime,
+            store,
+            config,
+            topic,
+            broker_id=broker_id,
+            path=controller_path(topic),
+            on_closed=lambda: on_closed(self),
+            may_win=self._exists,
+        )
         self._segments = segments
         self._retention_minutes = retention_minutes
         self._partitions = partitions
         self._counts = counts
-        self._on_closed = on_closed
         self._metadata: ScalableTopicMetadata | None = None
         self._layout: SegmentLayout | None = None
-        self._term: Term | None = None
         self._is_gone = False
         self._starting: asyncio.Future[None] | None = None
-        self._closing: asyncio.Future[None] | None = None
         self._hint = asyncio.Event()
-        self._tasks = Tasks(f"controller {topic}")
-        candidate = msgspec.json.encode(broker_id)
-        self._election = LeaderElection(
-            store,
-            runtime.clock,
-            controller_path(topic),
-            candidate,
-            on_change=self._leadership_changed,
-            same=lambda value: value == candidate,
-            may_win=self._exists,
-            reconcile_seconds=config.reconcile_seconds,
-        )
 
     # What everybody may ask.
 
@@ -112,22 +100,9 @@ class ScalableTopicController:
         return self.metadata.incarnation
 
     @property
-    def leadership(self) -> Leadership | None:
-        """Ours, while we lead. Ask it `holds()`."""
-        return self._election.leadership
-
-    @property
-    def is_leading(self) -> bool:
-        return self._term is not None and not self._term.is_over and self._term.work.leadership.holds()
-
-    @property
     def is_ready(self) -> bool:
         """Whether this broker leads the topic and serves it."""
         return self.is_leading and self._term is not None and self._term.is_ready
-
-    @property
-    def is_closed(self) -> bool:
-        return self._closing is not None
 
     # Life.
 
@@ -154,32 +129,6 @@ class ScalableTopicController:
             _fail(started, error)
         if not started.done():
             started.set_result(None)
-
-    async def close(self) -> None:
-        """Give up the leadership and stop. Idempotent; returns when it is done."""
-        if self._closing is not None:
-            await asyncio.shield(self._closing)
-            return
-        self._closing = asyncio.get_running_loop().create_future()
-        try:
-            term = self._term
-            if term is not None:
-                await term.close()  # before the record goes: a successor finds nothing half done by us
-            await self._election.close()
-            await self._tasks.close()
-        finally:
-            self._on_closed(self)
-            self._closing.set_result(None)
-
-    def kill(self) -> None:
-        """Stop as a crash would: nothing is written."""
-        if self._closing is None:
-            self._closing = asyncio.get_running_loop().create_future()
-            self._closing.set_result(None)
-        if self._term is not None:
-            self._term.kill()
-        self._election.abandon()
-        self._tasks.cancel()
 
     async def wait_ready(self) -> None:
         """Until this leader serves. Raises LedElsewhere if it does not lead, Conflict if the topic is being deleted."""
@@ -246,29 +195,6 @@ class ScalableTopicController:
         except (StaleLeader, Closed) as error:
             raise self._led_elsewhere() from error
 
-    async def unregister_consumer(self, subscription: str, consumer_name: str, handle: ConsumerHandle) -> None:
-        """A consumer leaves for good."""
-        coordinator = self._leading().coordinators.get(subscription)
-        if coordinator is not None:
-            try:
-                await coordinator.unregister(consumer_name, handle)
-            except (StaleLeader, Closed) as error:
-                raise self._led_elsewhere() from error
-
-    async def forget_consumer(self, subscription: str, consumer_name: str, number: RegistrationNumber) -> None:
-        """A consumer left for good while nobody led the topic."""
-        coordinator = (await self._ready()).coordinators.get(subscription)
-        if coordinator is not None:
-            try:
-                await coordinator.forget(consumer_name, number)
-            except (StaleLeader, Closed) as error:
-                raise self._led_elsewhere() from error
-
-    def consumer_disconnected(self, subscription: str, consumer_name: str, handle: ConsumerHandle) -> None:
-        """A consumer's connection is gone; it may come back."""
-        if self._term is not None and (coordinator := self._term.coordinators.get(subscription)) is not None:
-            coordinator.disconnected(consumer_name, handle)
-
     @property
     def consumer_count(self) -> int:
         """Registered stream and checkpoint consumers, as far as this broker leads."""
@@ -288,11 +214,6 @@ class ScalableTopicController:
             coordinators={} if term is None else dict(term.coordinators),
         )
 
-    def _leading(self) -> Term:
-        if self._term is None or not self.is_leading:
-            raise self._led_elsewhere()
-        return self._term
-
     async def _ready(self) -> Term:
         term = self._leading()
         if not term.is_ready:
@@ -304,24 +225,20 @@ class ScalableTopicController:
 
     # Leadership.
 
-    def _leadership_changed(self, leadership: Leadership | None) -> None:
-        term, self._term = self._term, None
-        if term is not None:
-            term.stop()
-            if self._closing is None:
-                self._tasks.spawn(term.close(), "end of term")
-        if leadership is None or self._closing is not None or self._metadata is None:
-            return
+    def _new_term(self, leadership: Leadership) -> Term | None:
+        if self._metadata is None:
+            return None
         work = TopicWork(self._runtime, self._store, self._config, self._segments, leadership, self.topic, self._metadata)
-        self._term = Term(
+        term = Term(
             work,
             lambda: self._retention_minutes(self.topic.namespace),
             lambda: self._partitions(self.topic),
             self._gone,
             self._counts,
         )
-        self._term.start()
+        term.start()
         self._hint.set()
+        return term
 
     async def _exists(self) -> bool:
         await self._look()
@@ -333,10 +250,7 @@ class ScalableTopicController:
             self._is_gone = True
             if self._term is None or not self._term.has_deleted:
                 log.info("%s was deleted by another broker; its controller here ends", self.topic)
-            self._tasks.spawn(self._close_from_inside(), "close")
-
-    async def _close_from_inside(self) -> None:
-        await self.close()
+            self._close_soon()
 
     # The record.
 

@@ -1,10 +1,11 @@
 """`SubscriptionCoordinator`: who reads which segments of one stream or checkpoint subscription.
 
-Owns the sessions of the registered consumers and their assignment, in the memory of the topic's leader. Assigns a segment only
-after all its ancestors are drained (INV8), each segment to one consumer, moving as little as balance allows (decision 3);
-writes an assignment down before it tells it, and tells only those whose assignment changed (R468-28). Liveness is never
-written. A new leader goes on from the records: an assigned segment proves that its ancestors were drained, so the barrier holds
-from the first moment and nothing moves needlessly (L-09, R468-67). Every act asks the leadership first (INV4).
+Owns the assignment, in the memory of the topic's leader, and which connection of a consumer counts; who is registered, and
+until when, is kept by `members.py`. Assigns a segment only after all its ancestors are drained (INV8), each segment to one
+consumer, moving as little as balance allows (decision 3); writes an assignment down before it tells it, and tells only those
+whose assignment changed (R468-28). Liveness is never written. A new leader goes on from the records: an assigned segment
+proves that its ancestors were drained, so the barrier holds from the first moment and nothing moves needlessly (L-09,
+R468-67). Every act asks the leadership first (INV4).
 """
 
 from __future__ import annotations
@@ -39,13 +40,12 @@ from braid.scalable.api import (
 from braid.scalable.config import ScalableConfig
 from braid.scalable.departures import Departures, until_released
 from braid.scalable.draining import DrainWatch
+from braid.scalable.members import RETRY_SECONDS, Members
 from braid.scalable.records import TOPICS, RegistrationRecord, SubscriptionMetadata
-from braid.scalable.sessions import ConsumerSession, Registrations, absent_since, given, grace_left, present
+from braid.scalable.sessions import ConsumerSession, Registrations, present
 from braid.scalable.subscription_state import SubscriptionState, away, draining, shown_state
 
 log = logging.getLogger(__name__)
-RETRY_SECONDS: Final = 0.5
-"""Before the store is asked again after a failure."""
 MAX_CONSUMER_NAME: Final = 1024
 """Characters."""
 LAST_WRITE_SECONDS: Final = 10.0
@@ -79,16 +79,17 @@ class SubscriptionCoordinator:
         self._segments = segments
         self._leadership = leadership
         self._layout = layout
-        self._sessions: dict[str, ConsumerSession] = {}
         self._registrations = Registrations(store, leadership, topic, name, root, mark=record.mark(incarnation))
         self._arriving: dict[int, bool] = {}  # identity of a handle under registration -> its connection was lost meanwhile
-        self._leftovers: set[str] = set()  # records of consumers that are gone
         self._before: dict[str, tuple[int, ...]] | None = None  # the assignment a revocation took away
         self._reset_ms = 0
         self._registered = 0  # new registrations that this leader took
-        self._idle_since_ms = self._clock.now_ms()
         self._turn = asyncio.Lock()
         self._news = asyncio.Event()
+        self._members = Members(
+            self._clock, self._registrations, name, grace_seconds=config.consumer_grace_seconds, changed=self._news.set
+        )
+        self._sessions = self._members.sessions
         self._is_restored = False
         self.is_closed = False
         self._tasks = Tasks(f"subscription {topic} {name}")
@@ -126,18 +127,13 @@ class SubscriptionCoordinator:
             if self._is_restored:
                 return
             now = self._clock.now_ms()
-            found = await self._registrations.load()
-            claimed = await self._registrations.save_all({name: absent_since(now) for name in found})
+            claimed = await self._members.claim(now)
             self._check_alive()
-            is_reset = self.record.is_resetting
-            if is_reset:  # what was assigned proves nothing any more, and nobody gets anything before `resume`
-                self._before = {name: registration.segments for name, registration in claimed.items()}
-            for name, registration in claimed.items():
-                session = self._sessions[name] = ConsumerSession(name, registration)
-                if is_reset:
+            self._members.take_over(claimed, now)
+            if self.record.is_resetting:  # what was assigned proves nothing any more, and nobody gets anything before `resume`
+                self._before = {name: each.segments for name, each in self._sessions.items()}
+                for session in self._sessions.values():
                     session.give(())
-                session.disconnected_ms = registration.absent_since_ms
-                self._start_grace(session, grace_left(registration.absent_since_ms, now, self._config.consumer_grace_seconds))
             # Nobody is given a segment before its ancestors are drained, so what is assigned proves that they are.
             read = {number for each in self._sessions.values() for number in each.segments}
             self.drains.know(above for number in read for above in self._layout.ancestors(number))
@@ -184,8 +180,7 @@ class SubscriptionCoordinator:
     def kill(self) -> None:
         """End at once, as a crash would."""
         self.is_closed = True
-        for session in self._sessions.values():
-            session.stop_grace()
+        self._members.stop()
         self._tasks.cancel()
 
     # Consumers.
@@ -230,8 +225,8 @@ class SubscriptionCoordinator:
             if session is None or session.handle is not handle:
                 return
             self._registrations.check_leading()
-            self._drop(session)
-            await self._remove_leftovers()
+            self._members.drop(session)
+            await self._members.remove_leftovers()
             await self._rebalance()
 
     async def forget(self, consumer_name: str, number: RegistrationNumber) -> None:
@@ -242,8 +237,8 @@ class SubscriptionCoordinator:
             if session is None or session.is_newer_than(number):
                 return
             self._registrations.check_leading()
-            self._drop(session)
-            await self._remove_leftovers()
+            self._members.drop(session)
+            await self._members.remove_leftovers()
             await self._rebalance()
 
     def _next_number(self) -> RegistrationNumber:
@@ -258,7 +253,7 @@ class SubscriptionCoordinator:
         if session is None or session.handle is not handle or self.is_closed:
             return
         session.detach(self._clock.now_ms())
-        self._start_grace(session, self._config.consumer_grace_seconds)
+        self._members.start_grace(session)
 
     def on_layout_change(self, layout: SegmentLayout) -> None:
         """The topic has another layout: assign anew, soon."""
@@ -308,7 +303,7 @@ class SubscriptionCoordinator:
     def blocked_by(self) -> list[BlockedBy]:
         """Why it does not go on; empty if nothing holds it up (settled.md)."""
         if not self._sessions:
-            return [BlockedBy(kind="no-consumer", since=self._idle_since_ms)]
+            return [BlockedBy(kind="no-consumer", since=self._members.idle_since_ms)]
         since = max(self.record.created_ms, self._reset_ms)
         waits = [draining(each, self._layout, self.drains.left, self._sessions, since) for each in self._holding_up()]
         return waits + away(self._sessions)
@@ -354,7 +349,7 @@ class SubscriptionCoordinator:
         for session in changed:
             session.give(wanted[session.name])
         try:
-            await self._write()
+            await self._members.write(self._layout.epoch)
         except StaleLeader:
             raise
         except StoreError as error:
@@ -368,14 +363,6 @@ class SubscriptionCoordinator:
             if session.handle is not None and not self.is_closed:  # others are answered when they register
                 session.is_untold = False
                 session.handle.push(self._assignment(session))
-
-    async def _write(self) -> None:
-        """Bring the records up to date with the memory."""
-        epoch = self._layout.epoch
-        unsaved = {name: each.segments for name, each in self._sessions.items() if each.saved != each.segments}
-        saved = await self._registrations.save_all({name: given(epoch, segments) for name, segments in unsaved.items()})
-        for name in saved:
-            self._sessions[name].saved = unsaved[name]
 
     def _assignment(self, session: ConsumerSession) -> ConsumerAssignment:
         known = [each for number in session.segments if (each := self._layout.all_segments.get(number)) is not None]
@@ -394,52 +381,22 @@ class SubscriptionCoordinator:
                 f"Subscription {self.name} of {self.topic} has {len(self._sessions)} consumers, the limit "
                 "scalable_topics.max_consumers_per_subscription; close one or wait until one has left."
             )
-        self._leftovers.discard(name)
+        self._members.keep_record(name)
         saved = await self._registrations.save(name, lambda _old: RegistrationRecord())
         if self.is_closed:  # it came too late: nobody was told of it, and whoever removed the others did not see it
             await self._registrations.take_back(name, saved)
         self._check_alive()
-        session = ConsumerSession(name, saved)
-        self._sessions[name] = session
-        self._start_grace(session, self._config.consumer_grace_seconds)  # should the registration fail from here on
+        session = self._members.join(name, saved)
         await self._rebalance()
         self.drains.hurry()
         return session
-
-    def _drop(self, session: ConsumerSession) -> None:
-        session.stop_grace()
-        del self._sessions[session.name]
-        self._leftovers.add(session.name)
-        if not self._sessions:
-            self._idle_since_ms = self._clock.now_ms()
-
-    async def _remove_leftovers(self) -> None:
-        for name in sorted(self._leftovers):
-            try:
-                await self._registrations.remove(name)
-            except StaleLeader:
-                raise
-            except StoreError as error:
-                log.warning("the registration of %s in %s will be removed later: %s", name, self.name, error)
-                self._clock.call_later(RETRY_SECONDS, self._news.set)
-                return
-            self._leftovers.discard(name)
-
-    def _start_grace(self, session: ConsumerSession, seconds: float) -> None:
-        session.stop_grace()
-        session.evicted_at_ms = self._clock.now_ms() + int(seconds * 1000)
-        session.grace = self._clock.call_later(seconds, self._expire, session)
-
-    def _expire(self, session: ConsumerSession) -> None:
-        session.is_expired = True
-        self._news.set()
 
     def _gone(self, session: ConsumerSession) -> None:
         """A connected consumer that has left without a word."""
         if session.handle is not None and self._leadership.holds():
             session.handle.push(ConsumerAssignment(self._layout.epoch, resets=self.record.resets))
             session.detach(self._clock.now_ms())
-            self._expire(session)
+            self._members.expire(session)
 
     def _departures(self) -> Departures:
         return Departures(
@@ -465,10 +422,10 @@ class SubscriptionCoordinator:
             self._news.clear()
             try:
                 async with self._turn:
-                    for session in [each for each in self._sessions.values() if each.is_expired and not each.is_connected]:
+                    for session in self._members.expired():
                         log.info("consumer %s of %s did not come back in time", session.name, self.name)
-                        self._drop(session)
-                    await self._remove_leftovers()
+                        self._members.drop(session)
+                    await self._members.remove_leftovers()
                     await self._rebalance()
             except StaleLeader as error:
                 log.info("subscription %s of %s stops here: %s", self.name, self.topic, error)

@@ -1,6 +1,7 @@
 """Prune: sealed segments that retention no longer keeps and nobody needs leave the layout, then their topics are deleted.
 
-One CAS takes them out and keeps their names in the record until the topics are gone (L-12). A segment goes only together
+One CAS takes them out, keeps their names in the record until the topics are gone (L-12), and notes where each of them ended: a
+reader that had read all of it before it was sealed learns so, and does not take it for a loss. A segment goes only together
 with all its ancestors: edges are cut when it goes, and a child that lost its parent but not its grandparent would be handed out
 before the grandparent is drained (INV8). Must not be run beside a seek: both are operations of the topic and take turns.
 """
@@ -13,7 +14,7 @@ import msgspec
 
 from braid.errors import Conflict, SubscriptionNotFound, TopicNotFound
 from braid.model.layout import SegmentLayout
-from braid.model.segments import SegmentInfo
+from braid.model.segments import SegmentEnd, SegmentInfo
 from braid.runtime.plans import step
 from braid.scalable.plans import Notify, TopicWork, each, no_other
 from braid.scalable.plans_layout import finish
@@ -34,11 +35,12 @@ async def prune(work: TopicWork, retention_minutes: int, notify: Notify) -> list
     if not candidates:
         return []
     async with step("prune:discover"):
-        doomed = await _prunable(work, candidates)
+        ends: dict[int, SegmentEnd] = {}
+        doomed = await _prunable(work, candidates, ends)
     if not doomed:
         return []
     async with step("prune:flip"):
-        await _flip(work, doomed)
+        await _flip(work, doomed, ends)
     await roll_forward(work, notify)
     return doomed
 
@@ -56,21 +58,29 @@ async def roll_forward(work: TopicWork, notify: Notify) -> None:
         notify(work.layout)
 
 
-async def _prunable(work: TopicWork, candidates: list[SegmentInfo]) -> list[int]:
+async def _prunable(work: TopicWork, candidates: list[SegmentInfo], ends: dict[int, SegmentEnd]) -> list[int]:
+    """Ids of those that can go; `ends` gets where segments end, as their owners say."""
     subscriptions = {name: record for name, record in (await work.subscriptions()).items() if record.type != "CHECKPOINT"}
     kept = dict.fromkeys(work.unreadable) | subscriptions
 
     async def look(segment: SegmentInfo) -> bool:
-        return await _is_drained(work, segment, kept)
+        return await _is_drained(work, segment, kept, ends)
 
     drained = {segment.segment_id for segment, done in zip(candidates, await each(candidates, look), strict=True) if done}
     return sorted(number for number in drained if work.layout.ancestors(number) <= drained)
 
 
-async def _is_drained(work: TopicWork, segment: SegmentInfo, subscriptions: Mapping[str, SubscriptionMetadata | None]) -> bool:
+async def _is_drained(
+    work: TopicWork,
+    segment: SegmentInfo,
+    subscriptions: Mapping[str, SubscriptionMetadata | None],
+    ends: dict[int, SegmentEnd],
+) -> bool:
     name = work.name(segment)
     try:
         stats = await work.segments.stats(name)
+        if stats.end is not None:
+            ends[segment.segment_id] = stats.end
         if stats.readers:
             return False  # somebody without a subscription is in the middle of it
         if not await remove_strays(work, segment, stats.backlog):
@@ -95,7 +105,7 @@ def _never_needs(segment: SegmentInfo, record: SubscriptionMetadata | None) -> b
     return record is not None and record.initial == "latest" and segment.sealed_at_epoch <= record.created_at_epoch
 
 
-async def _flip(work: TopicWork, doomed: list[int]) -> None:
+async def _flip(work: TopicWork, doomed: list[int], ends: Mapping[int, SegmentEnd]) -> None:
     now, operation_id, epoch = work.runtime.clock.now_ms(), work.runtime.token(), work.layout.epoch
 
     def modify(value: ScalableTopicMetadata) -> ScalableTopicMetadata:
@@ -110,6 +120,6 @@ async def _flip(work: TopicWork, doomed: list[int]) -> None:
             started_ms=now,
             pruned=tuple(to_record(old.segment(number)) for number in doomed),
         )
-        return msgspec.structs.replace(value.with_layout(old.prune(doomed)), pending_operation=pending)
+        return msgspec.structs.replace(value.without(doomed, ends), pending_operation=pending)
 
     await work.change(modify)

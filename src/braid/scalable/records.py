@@ -7,7 +7,7 @@ their way into a path. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
@@ -18,7 +18,7 @@ from braid.model.layout import SegmentLayout
 from braid.model.names import NamespaceName, TopicName, encode
 from braid.model.names import decode as decode_name
 from braid.model.routing import Routing
-from braid.model.segments import NOT_SEALED, SegmentInfo, SegmentState
+from braid.model.segments import NOT_SEALED, SegmentEnd, SegmentInfo, SegmentState
 
 TOPICS: Final = "/topics"
 REGULAR: Final = "/regular-topics"
@@ -26,6 +26,8 @@ REGULAR: Final = "/regular-topics"
 ALL_TOPICS: Final = "scalable-topics"
 """Index of the records of all scalable topics."""
 FORMAT_VERSION: Final = 1
+MAX_PRUNED_ENDS: Final = 1024
+"""Removed segments whose ends a topic's record remembers: those with the highest ids."""
 
 OperationKind = Literal["create", "delete", "split", "merge", "prune"]
 SubscriptionOperation = Literal["create", "delete", "seek", "clear-backlog"]
@@ -89,6 +91,8 @@ class ScalableTopicMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="c
     pending_operation: PendingOperation | None = None
     created_ms: int = 0
     format_version: int = msgspec.field(default_factory=lambda: FORMAT_VERSION)
+    pruned_ends: dict[int, SegmentEnd] = {}
+    """Where segments ended that are not in the layout any more: a reader that comes back learns whether it had read them."""
 
     @property
     def layout(self) -> SegmentLayout:
@@ -106,6 +110,15 @@ class ScalableTopicMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="c
             epoch=layout.epoch,
             next_segment_id=layout.next_segment_id,
             segments={number: to_record(each) for number, each in layout.all_segments.items()},
+        )
+
+    def without(self, doomed: Iterable[int], ends: Mapping[int, SegmentEnd]) -> ScalableTopicMetadata:
+        """The same record without these sealed segments; their ends are remembered as far as they are known."""
+        gone = set(doomed)
+        known = self.pruned_ends | {number: end for number, end in ends.items() if number in gone}
+        newest = sorted(known)[-MAX_PRUNED_ENDS:]
+        return msgspec.structs.replace(
+            self.with_layout(self.layout.prune(gone)), pruned_ends={number: known[number] for number in newest}
         )
 
     @property

@@ -1,9 +1,10 @@
 """`RegularTopicController`: stream and checkpoint consumers of a `persistent://` topic, coordinated by one broker (L-28).
 
-Owns the campaign below `/regular-topics/...` and, while it leads, the coordinators of the topic's subscriptions: the same ones
-as for scalable topics, over a synthetic layout whose segments are the partitions. Partitions have no parents, so nothing waits
-to be drained. Their number is looked up every `reconcile_seconds`. The topic itself is never created, changed or deleted here,
-except for cursors that a consumer asks for; what is written is coordination, and it is removed when the topic is gone.
+A candidate (`candidate.py`) below `/regular-topics/...`. Owns, while it leads, the coordinators of the topic's subscriptions:
+the same ones as for scalable topics, over a synthetic layout whose segments are the partitions. Partitions have no parents, so
+nothing waits to be drained. Their number is looked up every `reconcile_seconds`. The topic itself is never created, changed or
+deleted here, except for cursors that a consumer asks for; what is written is coordination, and it is removed when the topic is
+gone.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ import msgspec
 from braid.errors import BraidError, Closed, LedElsewhere, NotReady, TopicNotFound
 from braid.metadata.api import MetadataStore, Span
 from braid.metadata.claims import GuardedRecord, StaleLeader
-from braid.metadata.election import LeaderElection, Leadership
+from braid.metadata.election import Leadership
 from braid.model.layout import SegmentLayout
 from braid.model.names import TopicName, check_subscription_name
 from braid.model.names import decode as decode_name
 from braid.model.segments import SegmentInfo, physical_name
 from braid.runtime.env import Runtime
 from braid.runtime.tasks import Tasks
-from braid.scalable.api import ConsumerAssignment, ConsumerHandle, ConsumerRegistration, RegistrationNumber, SegmentOps
+from braid.scalable.api import ConsumerAssignment, ConsumerRegistration, SegmentOps
+from braid.scalable.candidate import TopicCandidate
 from braid.scalable.config import ScalableConfig
 from braid.scalable.coordinator import SubscriptionCoordinator
 from braid.scalable.plans import each
@@ -44,7 +46,7 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS: Final = 0.5
 
 
-class RegularTopicController:
+class RegularTopicController(TopicCandidate["_Term"]):
     """A candidate for the coordination of one regular topic."""
 
     def __init__(
@@ -59,27 +61,17 @@ class RegularTopicController:
         partitions: Callable[[TopicName], Awaitable[int | None]],
         on_closed: Callable[[RegularTopicController], None],
     ) -> None:
-        self.topic = topic
-        self.broker_id = broker_id()
-        self._runtime = runtime
-        self._store = store
-        self._config = config
+        super().__init__(
+            runtime,
+            store,
+            config,
+            topic,
+            broker_id=broker_id(),
+            path=controller_path(topic, REGULAR),
+            on_closed=lambda: on_closed(self),
+        )
         self._segments = segments
         self._partitions = partitions
-        self._on_closed = on_closed
-        self._term: _Term | None = None
-        self._closing: asyncio.Future[None] | None = None
-        self._tasks = Tasks(f"controller {topic}")
-        candidate = msgspec.json.encode(self.broker_id)
-        self._election = LeaderElection(
-            store,
-            runtime.clock,
-            controller_path(topic, REGULAR),
-            candidate,
-            on_change=self._leadership_changed,
-            same=lambda value: value == candidate,
-            reconcile_seconds=config.reconcile_seconds,
-        )
 
     @property
     def layout(self) -> SegmentLayout:
@@ -87,50 +79,12 @@ class RegularTopicController:
         return self._leading().layout
 
     @property
-    def leadership(self) -> Leadership | None:
-        """Ours, while we lead. Ask it `holds()`."""
-        return self._election.leadership
-
-    @property
-    def is_leading(self) -> bool:
-        return self._term is not None and not self._term.is_over and self._term.leadership.holds()
-
-    @property
     def is_ready(self) -> bool:
         return self.is_leading and self._term is not None and self._term.ready.is_set()
-
-    @property
-    def is_closed(self) -> bool:
-        return self._closing is not None
 
     async def start(self) -> None:
         """Campaign; returns after the first attempt."""
         await self._election.start()
-
-    async def close(self) -> None:
-        """Give up the leadership and stop. Idempotent; returns when it is done."""
-        if self._closing is not None:
-            await asyncio.shield(self._closing)
-            return
-        self._closing = asyncio.get_running_loop().create_future()
-        try:
-            if self._term is not None:
-                await self._term.close()
-            await self._election.close()
-            await self._tasks.close()
-        finally:
-            self._on_closed(self)
-            self._closing.set_result(None)
-
-    def kill(self) -> None:
-        """Stop as a crash would: nothing is written."""
-        if self._closing is None:
-            self._closing = asyncio.get_running_loop().create_future()
-            self._closing.set_result(None)
-        if self._term is not None:
-            self._term.kill()
-        self._election.abandon()
-        self._tasks.cancel()
 
     async def wait_ready(self) -> None:
         """Until this leader serves. Raises LedElsewhere if it does not lead, NotReady if it takes long."""
@@ -160,30 +114,6 @@ class RegularTopicController:
         except (StaleLeader, Closed) as error:
             raise self._led_elsewhere() from error
 
-    async def unregister_consumer(self, subscription: str, consumer_name: str, handle: ConsumerHandle) -> None:
-        """A consumer leaves for good."""
-        coordinator = self._leading().coordinators.get(subscription)
-        if coordinator is not None:
-            try:
-                await coordinator.unregister(consumer_name, handle)
-            except (StaleLeader, Closed) as error:
-                raise self._led_elsewhere() from error
-
-    async def forget_consumer(self, subscription: str, consumer_name: str, number: RegistrationNumber) -> None:
-        """A consumer left for good while nobody coordinated the topic."""
-        await self.wait_ready()
-        coordinator = self._leading().coordinators.get(subscription)
-        if coordinator is not None:
-            try:
-                await coordinator.forget(consumer_name, number)
-            except (StaleLeader, Closed) as error:
-                raise self._led_elsewhere() from error
-
-    def consumer_disconnected(self, subscription: str, consumer_name: str, handle: ConsumerHandle) -> None:
-        """A consumer's connection is gone; it may come back."""
-        if self._term is not None and (coordinator := self._term.coordinators.get(subscription)) is not None:
-            coordinator.disconnected(consumer_name, handle)
-
     async def stats(self) -> dict[str, Any]:
         """The subscriptions that are coordinated here."""
         term = self._leading()
@@ -198,32 +128,22 @@ class RegularTopicController:
             },
         }
 
-    def _leading(self) -> _Term:
-        if self._term is None or not self.is_leading:
-            raise self._led_elsewhere()
-        return self._term
+    async def _ready(self) -> _Term:
+        await self.wait_ready()
+        return self._leading()
 
     def _led_elsewhere(self) -> LedElsewhere:
         return LedElsewhere(f"Broker {self.broker_id} does not coordinate {self.topic}; ask its leader.")
 
-    def _leadership_changed(self, leadership: Leadership | None) -> None:
-        term, self._term = self._term, None
-        if term is not None:
-            term.stop()
-            if self._closing is None:
-                self._tasks.spawn(term.close(), "end of term")
-        if leadership is not None and self._closing is None:
-            self._term = _Term(
-                self._runtime, self._store, self._config, self._segments, leadership, self.topic, self._partitions, self._unused
-            )
+    def _new_term(self, leadership: Leadership) -> _Term:
+        return _Term(
+            self._runtime, self._store, self._config, self._segments, leadership, self.topic, self._partitions, self._unused
+        )
 
     def _unused(self) -> None:
         """Nobody has needed the coordination for a while: let go of it; the next consumer makes a new controller."""
         if self._closing is None:
-            self._tasks.spawn(self._close_from_inside(), "close")
-
-    async def _close_from_inside(self) -> None:
-        await self.close()
+            self._close_soon()
 
 
 class _Term:

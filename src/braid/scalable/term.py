@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 from braid.errors import BraidError, Conflict, InvariantBroken, KindConflict, LedElsewhere, NotReady, TopicNotFound
 from braid.metadata.claims import StaleLeader
+from braid.metadata.election import Leadership
 from braid.model.layout import SegmentLayout
 from braid.runtime.plans import step
 from braid.runtime.tasks import Tasks
@@ -73,6 +74,10 @@ class Term:
             coordinator=self.coordinators.get,
             incarnation=lambda: work.incarnation,
         )
+
+    @property
+    def leadership(self) -> Leadership:
+        return self.work.leadership
 
     def start(self) -> None:
         """Take over in the background."""

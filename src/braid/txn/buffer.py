@@ -215,12 +215,18 @@ class MetadataTransactionBuffer:
         if held.in_flight or self.is_closed:
             return
         if held.is_decided:
-            self._apply(held)
+            if not self._is_unexplained(held):
+                self._apply(held)
             if not held.is_finishing:
                 held.is_finishing = True
                 self._tasks.spawn(self._finish(held), f"materialise {held.root}")
         elif not (held.ops or held.misses_ops):  # so that nothing was appended either
             self._drop(held)
+
+    def _is_unexplained(self, held: HeldWrites) -> bool:
+        """Entries are held back whose header is gone. Headers go after the ops of every owner: most likely a later owner has
+        dealt with these, and only it knows the outcome. They stay held back until it is certain that there is none."""
+        return held.header is None and self.visibility.pinned(held.root) is not None
 
     def _apply(self, held: HeldWrites) -> None:
         """Show or hide the entries of a decided root, in memory."""
@@ -255,6 +261,9 @@ class MetadataTransactionBuffer:
             self._drop(held)
 
     async def _finish_once(self, held: HeldWrites) -> None:
+        if self._is_unexplained(held):
+            await self._log.check_owner()
+            self._apply(held)
         aborted = self.visibility.aborted
         hidden = {txn: writes for txn, writes in held.writes.items() if txn in aborted and aborted[txn] is None}
         if hidden:

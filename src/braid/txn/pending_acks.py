@@ -7,7 +7,8 @@ it durable and only then deletes them; an abort deletes them and gives the entri
 one task at a time, so that acknowledging and materialising never meet.
 
 An op that is in the store and was neither found when the log was claimed nor accepted since is one that was refused (its delete
-may be on its way) or that a former owner wrote too late: it is deleted and never applied. Must not know dispatchers.
+may be on its way) or that a former owner wrote too late: it is deleted and never applied. What is done to the store and to the
+cursor, step by step, is `stored_acks.py`. Must not know dispatchers.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from braid.errors import BraidError, Closed, InvalidArgument, LedgerFenced, NotR
 from braid.model.positions import Position
 from braid.model.txn import TxnId
 from braid.runtime.clock import Clock
-from braid.runtime.plans import step
 from braid.runtime.tasks import Tasks
 from braid.txn import records
 from braid.txn.ack_conflicts import WHOLE, Hold, Holds, bits_of
-from braid.txn.ack_ops import append_ops, apply_ops, hold_of, op_of
+from braid.txn.ack_ops import apply_ops, hold_of
 from braid.txn.ack_requests import AckListener, AckRequest, AckRoot, answer
 from braid.txn.api import Ack, CursorAcks, HeldTransaction
 from braid.txn.decisions import Decisions
 from braid.txn.records import TxnHeader
 from braid.txn.store import StoredOp, TransactionStore
+from braid.txn.stored_acks import StoredAcks, not_open
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class MetadataPendingAckStore:
         self.subscription = subscription
         self.holds = Holds()
         self._cursor = cursor
-        self._store = store
+        self._stored = StoredAcks(segment, subscription, cursor, store)
         self._decisions = decisions
         self._clock = clock
         self._tasks = tasks
@@ -153,7 +154,7 @@ class MetadataPendingAckStore:
         if self._is_resetting:
             raise self._reset_error(request.txn)
         if state.is_decided:
-            raise self._not_open(request.txn, state.header)
+            raise not_open(request.txn, state.header)
         cursor = self._cursor
         wanted: list[tuple[int, Hold]] = []
         for number, ack in enumerate(request.acks):
@@ -203,10 +204,10 @@ class MetadataPendingAckStore:
         state = self._roots.get(root)
         if state is None or state.is_decided:
             return True
-        found = await self._store.header(root, fresh=True)
-        if found is not None and found.value.is_open:
+        header = await self._stored.header(root)
+        if header is not None and header.is_open:
             return False
-        self._decided(root, None if found is None else found.value)
+        self._decided(root, header)
         return True
 
     def _tell(self) -> None:
@@ -257,7 +258,7 @@ class MetadataPendingAckStore:
         state.is_accepting = True
         try:
             if any(request.unwritten for request in group):
-                await self._accept(root, state, group, ops)
+                await self._stored.accept(root, state, group, ops)
         except LedgerFenced as error:
             conflict = TransactionConflict(f"{self._named} is served by another broker now ({error.message})")
             await self._undo(root, state, group, ops, conflict)
@@ -270,40 +271,11 @@ class MetadataPendingAckStore:
             state.is_accepting = False
             answer(group, self._closing())  # whoever was not told: this ends before its time
 
-    async def _accept(self, root: TxnId, state: AckRoot, group: Iterable[AckRequest], ops: list[StoredOp]) -> None:
-        """Return if the transaction may hold these; `ops` gets what was written, also if this raises."""
-        async with step("txn-ack:op"):
-            name, subscription, incarnation = self.segment, self.subscription, self._cursor.incarnation
-            wanted = [(each, number) for each in group for number in each.unwritten]
-            await append_ops(
-                self._store,
-                [
-                    (each.txn, op_of(name, subscription, incarnation, each.acks[number], is_cumulative=each.is_cumulative))
-                    for each, number in wanted
-                ],
-                ops,
-            )
-        async with step("txn-ack:header"):
-            found = await self._store.header(root)
-            if found is None or not found.value.is_open:
-                raise self._not_open(root, None if found is None else found.value)
-            state.since_ms = found.value.created_ms
-        async with step("txn-ack:owner"):
-            await self._cursor.check_owner()
-        async with step("txn-ack:hold"):
-            pass  # from here on it counts
-
     async def _undo(self, root: TxnId, state: AckRoot, group: list[AckRequest], ops: list[StoredOp], why: BraidError) -> None:
         """Refuse a group: its ops go first. If it is not certain that they are gone, and that none comes late, what it holds
         stays held until the transaction is decided, so that no other one can take it."""
-        is_certain = len(ops) == sum(len(each.unwritten) for each in group)
-        try:
-            for op in ops:
-                await self._store.delete_op(op)
-        except BraidError as error:
-            is_certain = False
-            log.warning("what the refused acknowledgments of %s left is cleaned up when it ends: %s", root, error)
-        if is_certain:
+        is_all_known = len(ops) == sum(len(each.unwritten) for each in group)
+        if await self._stored.take_back(root, ops) and is_all_known:
             self._refuse(group, why)
         else:
             state.is_doubtful = True
@@ -338,7 +310,8 @@ class MetadataPendingAckStore:
         delay = FIRST_RETRY_SECONDS
         while not (self._is_closed or self._is_resetting):  # a reset waits for this, and does it itself
             try:
-                await self._materialise(root, state)
+                await self._stored.materialise(root, state)
+                self._settle(root, state)
                 return
             except (LedgerFenced, Closed) as error:
                 log.info("the acknowledgments of %s are left to the next owner of %s: %s", root, self.segment, error)
@@ -347,26 +320,6 @@ class MetadataPendingAckStore:
                 log.warning("the acknowledgments of %s in %s wait: %s", root, self._named, error)
             await self._clock.sleep(delay)
             delay = min(delay * 2, LAST_RETRY_SECONDS)
-
-    async def _materialise(self, root: TxnId, state: AckRoot) -> None:
-        """Apply a decision. Idempotent: it begins with what the store has."""
-        listed = await self._listed(root)
-        if {op.key for op in listed} != state.accepted.keys():
-            # Else those that are new may be what a later owner accepted and has not applied yet, and those that are gone what
-            # it applied: they must not be given out again here.
-            await self._cursor.check_owner()
-        async with step("txn-ack:apply"):
-            is_applied = apply_ops(self._cursor, [op for op in listed if op.key in state.accepted], state.header)
-        if is_applied:
-            async with step("txn-ack:flush"):
-                await self._cursor.flush()
-        async with step("txn-ack:delete-ops"):
-            for op in listed:
-                await self._store.delete_op(op)
-        self._settle(root, state)
-
-    async def _listed(self, root: TxnId) -> list[StoredOp]:
-        return [op for op in await self._store.acks_in(self.segment, self.subscription) if op.txn.root == root]
 
     def _settle(self, root: TxnId, state: AckRoot) -> None:
         """The ops are gone: forget the root, and deliver again what it held and did not acknowledge."""
@@ -414,17 +367,7 @@ class MetadataPendingAckStore:
 
     async def relist(self) -> None:
         """Look for ops that are not known here, as a refused acknowledgment can leave one, and end those that are decided."""
-        strays: dict[TxnId, list[StoredOp]] = {}
-        for op in await self._store.acks_in(self.segment, self.subscription):
-            if op.txn.root not in self._roots:
-                strays.setdefault(op.txn.root, []).append(op)
-        if strays:
-            await self._cursor.check_owner()  # else they may be what a later owner accepted
-        for root, ops in strays.items():
-            found = await self._store.header(root, fresh=True)
-            if root not in self._roots and (found is None or not found.value.is_open):
-                for op in ops:
-                    await self._store.delete_op(op)
+        await self._stored.end_strays(self._roots.__contains__)
 
     @asynccontextmanager
     async def resetting(self) -> AsyncIterator[None]:
@@ -438,16 +381,16 @@ class MetadataPendingAckStore:
             for root, state in list(self._roots.items()):
                 self._refuse(state.queue, self._reset_error(root))
                 state.queue = []
-                found = await self._store.header(root, fresh=True)
-                if found is None or not found.value.is_open:
-                    state.is_decided, state.header = True, None if found is None else found.value
+                header = await self._stored.header(root)
+                if header is None or not header.is_open:
+                    state.is_decided, state.header = True, header
                     try:
-                        await self._materialise(root, state)
+                        await self._stored.materialise(root, state)
+                        self._settle(root, state)
                     except NotReady as error:  # more gaps than are stored: the reset is the end of these, and of the ops
                         log.info("%s is reset although %s is not materialised: %s", self._named, root, error)
             yield
-            async with step("txn-ack:reset"):
-                await self._store.purge_subscription(self.segment, self.subscription, self._cursor.check_owner)
+            await self._stored.purge()
             for root in list(self._roots):
                 self._decisions.release(root, self._decided)
             self._roots.clear()
@@ -494,7 +437,3 @@ class MetadataPendingAckStore:
 
     def _reset_error(self, txn: TxnId) -> TransactionConflict:
         return TransactionConflict(f"{self._named} is being reset, which ends what {txn} would hold there.")
-
-    def _not_open(self, txn: TxnId, header: TxnHeader | None) -> TransactionConflict:
-        what = "does not exist" if header is None else f"is {header.state} already"
-        return TransactionConflict(f"The transaction {txn} {what}; nothing can be acknowledged in it. Begin another one.")

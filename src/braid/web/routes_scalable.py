@@ -54,6 +54,7 @@ def time_of(ask: Ask) -> int:
 def shown(record: ScalableTopicMetadata) -> Json:
     """A topic's record as Pulsar shows it, with the derived booleans (pulsar-reference.md 1)."""
     found: Json = msgspec.to_builtins(record, str_keys=True)
+    found.pop("prunedEnds", None)  # for readers that come back; nothing an administrator could act upon
     found["segments"] = {str(number): _shown_segment(each) for number, each in sorted(record.segments.items())}
     return {"properties": {}, "routing": str(record.routing), "incarnation": record.incarnation, **found}
 

@@ -46,6 +46,11 @@ def describe_segments(request_id: int, topics: Iterable[str]) -> bytes:
     return encode(CommandType.DESCRIBE_SEGMENTS, messages.CommandDescribeSegments(request_id=request_id, topics=topics))
 
 
+def pruned_segments(request_id: int, topic: str) -> bytes:
+    """DESCRIBE_SEGMENTS: where the segments ended that a topic does not have any more."""
+    return encode(CommandType.DESCRIBE_SEGMENTS, messages.CommandDescribeSegments(request_id=request_id, pruned_of=topic))
+
+
 def index_at_time(request_id: int, topic: str, incarnation: str, timestamp_ms: int) -> bytes:
     """FIND_INDEX by time."""
     return encode(

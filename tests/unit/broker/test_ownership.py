@@ -483,7 +483,7 @@ async def test_there_is_one_leader_and_another_after_its_end(world: Any, until: 
         found = await broker.ownership.leader()
         assert found is not None
         assert found.broker_id == leader.ownership.broker_id
-        assert await broker.ownership.balance() is False
+        assert await broker.ownership.leading.balance() is False
     await leader.stop()
     rest = [each for each in brokers if each is not leader]
     await until(lambda: sum(broker.ownership.is_leader for broker in rest) == 1)

@@ -177,7 +177,7 @@ async def test_a_killed_broker_does_nothing_more(world: Any) -> None:
     ownership = broker.ownership
     assert not len(ownership._tasks)
     assert not len(ownership._locks._tasks)
-    assert not len(ownership._election._tasks)
+    assert not len(ownership.leading._election._tasks)
     assert not len(broker.service._tasks)
     rows = dict(world.metadata.tables.rows)
     await world.advance(5)

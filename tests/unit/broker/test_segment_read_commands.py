@@ -7,11 +7,15 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
-from braid.errors import DataLost, IncarnationMismatch, from_code
+from braid.errors import DataLost, IncarnationMismatch, InvalidTopicName, from_code
 from braid.managedledger.config import ManagedLedgerConfig
+from braid.model.layout import SegmentLayout
 from braid.model.names import TopicName
+from braid.model.segments import physical_name
+from braid.scalable.records import ScalableTopicMetadata, topic_path
 from braid.testing.raw_client import RawClient
 from braid.wire import bulk, messages
 from braid.wire.client import Bulk
@@ -72,6 +76,10 @@ async def test_the_numbers_of_a_topic_and_of_what_there_is_not(world: Any) -> No
     assert missing.error == 11
     assert odd.HasField("error")
     assert "segments are read" in scalable.message
+    with pytest.raises(InvalidTopicName):
+        await ask(client, lambda number: bulk.pruned_segments(number, "not://a/topic"))
+    nothing = await ask(client, lambda number: bulk.pruned_segments(number, TOPIC))
+    assert (nothing.HasField("incarnation"), list(nothing.pruned), list(nothing.segments)) == (False, [], [])
     await broker.topic(TOPIC).terminate()
     assert (await describe(client, TOPIC))[0].is_sealed
     with pytest.raises(IncarnationMismatch, match="begin anew"):
@@ -346,3 +354,42 @@ async def test_a_batch_is_read_whole_and_a_cursor_stands_between_entries(world: 
     assert (list(found.body.last_index), found.body.covered_to) == ([5, 8], 8)
     await ask(client, lambda number: bulk.move_cursor(number, TOPIC, "", "spark", 7))
     assert broker.topic(TOPIC).subscriptions["spark"].cursor.backlog() == 2
+
+
+async def test_a_segment_that_is_used_and_sealed_while_it_is_described_is_not_called_empty(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one who plans by it would count the segment as read and never come back."""
+    broker = await world.broker()
+    client = await broker.client(is_braid=True)
+    layout = SegmentLayout.initial(1, 1)
+    scalable = TopicName.parse("topic://public/default/orders")
+    segment = str(physical_name(scalable, layout.all_segments[0]))
+
+    async def put(layout: SegmentLayout) -> None:
+        empty = ScalableTopicMetadata(epoch=0, next_segment_id=0, segments={}, incarnation="life", leader_epoch=7)
+        await broker.service.metadata.put(topic_path(scalable), msgspec.json.encode(empty.with_layout(layout)))
+
+    await put(layout)
+    (known,) = await describe(client, segment)
+    assert (known.end_index, known.is_sealed) == (0, False), "nobody used it so far"
+    records, look_up = broker.service.records, broker.service.records.listed
+
+    asked: list[TopicName] = []
+
+    async def late(name: TopicName) -> Any:
+        asked.append(name)
+        if len(asked) != 2:  # the first time, nobody may make its log
+            return await look_up(name)
+        other = await broker.client(is_braid=True)
+        await other.producer(segment, 1)
+        await other.store(b"one", 0, 1)
+        await put(layout.split(0, 5))
+        await broker.service.local_segments.terminate(name, epoch=7, incarnation="life")
+        return await look_up(name)
+
+    monkeypatch.setattr(records, "listed", late)
+    (known,) = await describe(client, segment)
+    assert "ask again" in known.message
+    (known,) = await describe(client, segment)
+    assert (known.stable_index, known.end_index, known.is_sealed) == (1, 1, True)

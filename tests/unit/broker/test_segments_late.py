@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from braid.broker.scalable_consumers import ScalableConsumer, Wanted, _Elsewhere
+from braid.broker.consumer_places import Elsewhere, Wanted
+from braid.broker.scalable_consumers import ScalableConsumer
 from braid.errors import BraidError, DeadlineExceeded, InvalidTopicName, NotAllowed, NotFound, NotReady
 from braid.managedledger.records import log_key
 from braid.metadata.claims import StaleLeader
@@ -239,7 +240,7 @@ async def test_what_a_leader_said_before_it_went_is_not_told_after_what_the_next
     async def relay() -> ConsumerAssignment:
         nonlocal attempts
         attempts += 1
-        place = _Elsewhere(consumer, broker.service, Connection(), "x")  # type: ignore[arg-type]
+        place = Elsewhere(consumer, broker.service, Connection(), "x")  # type: ignore[arg-type]
         if attempts == 1:  # response, assignment and the end of the connection in one read
             consumer.assigned(place, given(1, 2))
             place.lost(NotReady("the leader went"))

@@ -65,6 +65,25 @@ class Cluster:
         else:
             await controller.split_segment(rng.choice(active).segment_id)
 
+    async def change_often(self, times: int, *, seed: int) -> None:
+        """Change after change, with little time in between."""
+        rng = random.Random(seed)
+        for _each in range(times):
+            await self.change(rng)
+            await asyncio.sleep(0.02)
+
+    async def kill_during_a_split(self) -> None:
+        """Split the first segment, then one of its halves while the owner of that is killed."""
+        await asyncio.sleep(0.05)
+        await self.split(0)
+        await self.broker.kill(await self.owner(1))
+        while await self.is_active(1):  # a refused split may be finished by the next leader
+            try:
+                await self.split(1)
+            except BraidError:
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(0.1)
+
     async def is_active(self, segment_id: int) -> bool:
         return segment_id in (await self.services[0].scalable.metadata(TOPIC)).layout.active_segments
 

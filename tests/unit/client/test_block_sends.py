@@ -6,12 +6,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from tests.unit.client.row_block import Row, RowBlock
-from tests.unit.client.scripted_topic import QUICK, TOPIC, ScriptedTopic, served, until
+from tests.unit.client.scripted_topic import QUICK, TOPIC, ScriptedTopic, until
 
 import braid
 from braid.client import Client, ClientConfig
@@ -72,21 +71,6 @@ class BlockSender:
 
 def block(count: int, key: str | None = "k", value: bytes = b"x") -> RowBlock:
     return RowBlock([(key, value)] * count)
-
-
-@pytest.fixture
-async def topic() -> AsyncIterator[ScriptedTopic]:
-    async with served() as scripted:
-        yield scripted
-
-
-@pytest.fixture
-async def client(topic: ScriptedTopic) -> AsyncIterator[Client]:
-    async with braid.connect(topic.url, config=QUICK) as made:
-        yield made
-        topic.is_paused = False
-        topic.answers = True
-        topic.pump()
 
 
 # Entries.

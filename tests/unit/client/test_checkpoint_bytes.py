@@ -10,6 +10,7 @@ from braid.client.checkpoints import END, AtTime, Checkpoint, Place, check_fits
 from braid.client.messages import EARLIEST, LATEST, MessageId
 from braid.errors import CheckpointInvalid, CheckpointOutdated
 from braid.model.layout import SegmentLayout
+from braid.model.segments import SegmentEnd
 
 TOPIC = "topic://public/default/orders"
 longs = st.integers(0, (1 << 63) - 1)
@@ -119,6 +120,36 @@ def test_a_checkpoint_of_a_pruned_segment() -> None:
             check_fits(Checkpoint(TOPIC, "a", 5, {0: place}), TOPIC, "a", pruned)
     with pytest.raises(CheckpointOutdated):
         check_fits(Checkpoint(places={0: MessageId(3, 4)}), TOPIC, "a", pruned)
+
+
+def test_a_checkpoint_of_a_pruned_segment_that_was_read_to_where_it_ended() -> None:
+    pruned = layout().prune([0])
+    ends = {0: SegmentEnd(40, 3, 4)}
+    for read in (MessageId(3, 4), MessageId(3, 4, batch_index=7, batch_size=8), MessageId(3, 5), MessageId(4, 0)):
+        check_fits(Checkpoint(TOPIC, "a", 5, {0: read}), TOPIC, "a", pruned, ends=ends)
+        check_fits(Checkpoint(places={0: read}), TOPIC, "a", pruned, ends=ends)
+    unread: tuple[Place, ...] = (
+        MessageId(3, 3),
+        MessageId(2, 9),
+        MessageId(3, 4, batch_index=6, batch_size=8),
+        EARLIEST,
+        AtTime(5),
+    )
+    for place in unread:
+        with pytest.raises(CheckpointOutdated, match="Retention"):
+            check_fits(Checkpoint(TOPIC, "a", 5, {0: place}), TOPIC, "a", pruned, ends=ends)
+    for place in unread:  # nothing was ever in it
+        check_fits(Checkpoint(TOPIC, "a", 5, {0: place}), TOPIC, "a", pruned, ends={0: SegmentEnd(0, 3, -1)})
+
+
+def test_an_empty_segment_that_came_and_went_is_not_missed() -> None:
+    read = Checkpoint(TOPIC, "a", 1, {0: END})
+    pruned = layout().prune([0, 1])
+    with pytest.raises(CheckpointOutdated, match=r"\(1\)"):
+        check_fits(read, TOPIC, "a", pruned)
+    with pytest.raises(CheckpointOutdated, match=r"\(1\)"):
+        check_fits(read, TOPIC, "a", pruned, ends={1: SegmentEnd(1, 3, 0)})
+    check_fits(read, TOPIC, "a", pruned, ends={1: SegmentEnd(0, 3, -1)})
 
 
 def test_boundaries_fit_everywhere() -> None:

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 import braid
 from braid.client import Client
-from braid.client.checkpoint_consumer import ReaderLane
 from braid.client.config import ClientConfig
 from braid.client.consumer_lanes import LaneOptions
 from braid.client.consumer_session import Assignment, ConsumerSession
 from braid.client.messages import LATEST, Message, MessageId, messages_of
 from braid.client.messages import _message as one_message
+from braid.client.reader_lanes import ReaderLane
 from braid.client.stream_lanes import StreamLane
 from braid.client.topic_consumer import TopicConsumer
 from braid.client.values import BYTES

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.unit.client.scripted_topic import QUICK, TOPIC, Script, ScriptedTopic, Sender, served, until
+from tests.unit.client.scripted_topic import QUICK, TOPIC, Script, ScriptedTopic, Sender, until
 
 import braid
 from braid.client import Client, ClientConfig
@@ -28,22 +27,6 @@ from braid.model.layout import SegmentLayout
 from braid.runtime.env import Runtime
 from braid.testing.clock import ManualClock
 from braid.wire.types import CommandType
-
-
-@pytest.fixture
-async def topic() -> AsyncIterator[ScriptedTopic]:
-    async with served() as scripted:
-        yield scripted
-
-
-@pytest.fixture
-async def client(topic: ScriptedTopic) -> AsyncIterator[Client]:
-    async with braid.connect(topic.url, config=QUICK) as made:
-        yield made
-        topic.is_paused = False
-        topic.answers = True
-        topic.pump()
-
 
 # The line before a full window.
 

@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 from tests.unit.client.row_block import Row, RowBlock
-from tests.unit.client.scalable_cluster import CONFIG, TOPIC, Cluster
+from tests.unit.client.scalable_cluster import TOPIC, Cluster
 
 import braid
 from braid.client import Client, ClientConfig
 from braid.client.producer import Producer
 from braid.client.transactions import Joinable
-from braid.errors import BraidError
-from braid.testing.broker import InProcessBroker
 
 QUICK = ClientConfig(
     backoff_initial=0.005, backoff_max=0.05, operation_timeout=20, max_pending_messages=200, block_max_bytes=1024
@@ -61,12 +59,6 @@ class BlockLoad:
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[Cluster]:
-    async with InProcessBroker(brokers=3, config=CONFIG) as broker:
-        yield Cluster(broker)
-
-
-@pytest.fixture
 async def client(cluster: Cluster) -> AsyncIterator[Client]:
     async with braid.connect(cluster.broker.service_urls, config=QUICK) as made:
         yield made
@@ -81,12 +73,9 @@ async def test_order_and_count_under_splits_and_merges(
     await cluster.create(2)
     producer = await client.producer(str(TOPIC), name="p", deduplication=deduplication, compression=compression)
     load = BlockLoad(producer)
-    rng = random.Random(7)
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         group.create_task(load.run())
-        for _each in range(12):
-            await cluster.change(rng)
-            await asyncio.sleep(0.02)
+        await cluster.change_often(12, seed=7)
         load.stop()
     await producer.flush()
     assert load.failures() == []
@@ -101,15 +90,7 @@ async def test_an_owner_that_is_killed_during_a_split(cluster: Cluster, client: 
     load = BlockLoad(producer)
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         group.create_task(load.run())
-        await asyncio.sleep(0.05)
-        await cluster.split(0)
-        await cluster.broker.kill(await cluster.owner(1))
-        while await cluster.is_active(1):  # a refused split may be finished by the next leader
-            try:
-                await cluster.split(1)
-            except BraidError:
-                await asyncio.sleep(0.05)
-        await asyncio.sleep(0.1)
+        await cluster.kill_during_a_split()
         load.stop()
     await producer.flush()
     assert load.failures() == []
@@ -125,13 +106,10 @@ async def test_blocks_of_the_winning_sub_transaction_count_once_across_splits(cl
         BlockLoad(await client.producer(str(TOPIC), name=f"attempt-{txn.number}", deduplication=True), txn)
         for txn in (won, lost)
     ]
-    rng = random.Random(11)
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         for load in loads:
             group.create_task(load.run())
-        for _each in range(5):
-            await cluster.change(rng)
-            await asyncio.sleep(0.02)
+        await cluster.change_often(5, seed=11)
         for load in loads:
             load.stop()
     await won.finish()

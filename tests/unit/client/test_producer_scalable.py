@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.unit.client.scalable_cluster import CONFIG, TOPIC, Cluster
+from tests.unit.client.scalable_cluster import TOPIC, Cluster
 
 import braid
 from braid.client import Client, ClientConfig
 from braid.client.producer import Producer
-from braid.errors import BraidError, TopicNotFound
-from braid.testing.broker import InProcessBroker
+from braid.errors import TopicNotFound
 
 QUICK = ClientConfig(backoff_initial=0.005, backoff_max=0.05, operation_timeout=20, max_pending_messages=2000)
 
@@ -49,12 +47,6 @@ class Load:
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[Cluster]:
-    async with InProcessBroker(brokers=3, config=CONFIG) as broker:
-        yield Cluster(broker)
-
-
-@pytest.fixture
 async def client(cluster: Cluster) -> AsyncIterator[Client]:
     async with braid.connect(cluster.broker.service_urls, config=QUICK) as made:
         yield made
@@ -66,12 +58,9 @@ async def test_order_and_count_under_splits_and_merges(cluster: Cluster, client:
     await cluster.create(2)
     producer = await client.producer(str(TOPIC), name="p", deduplication=deduplication)
     load = Load(producer)
-    rng = random.Random(7)
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         group.create_task(load.run())
-        for _each in range(12):
-            await cluster.change(rng)
-            await asyncio.sleep(0.02)
+        await cluster.change_often(12, seed=7)
         load.stop()
     await producer.flush()
     assert [each.exception() for each in load.futures if each.exception() is not None] == []
@@ -87,15 +76,7 @@ async def test_an_owner_that_is_killed_during_a_split(cluster: Cluster, client: 
     load = Load(producer)
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         group.create_task(load.run())
-        await asyncio.sleep(0.05)
-        await cluster.split(0)
-        await cluster.broker.kill(await cluster.owner(1))
-        while await cluster.is_active(1):  # a refused split may be finished by the next leader
-            try:
-                await cluster.split(1)
-            except BraidError:
-                await asyncio.sleep(0.05)
-        await asyncio.sleep(0.1)
+        await cluster.kill_during_a_split()
         load.stop()
     await producer.flush()
     assert [each.exception() for each in load.futures if each.exception() is not None] == []

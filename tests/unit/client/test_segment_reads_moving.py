@@ -155,10 +155,10 @@ async def test_many_segments_are_described_by_few_requests() -> None:
             for connection in client._connections.values():
                 request = connection.request
 
-                async def counted(build: object, request: object = request) -> object:
+                async def counted(build: object, request: object = request, **options: object) -> object:
                     nonlocal asked
                     asked += 1
-                    return await request(build)  # type: ignore[operator]
+                    return await request(build, **options)  # type: ignore[operator]
 
                 connection.request = counted  # type: ignore[method-assign]
             states = await reads.states(names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from tests.unit.client.scripted_topic import QUICK, TOPIC, ScriptedTopic, served, until
@@ -26,19 +25,6 @@ from braid.model.txn import TxnId
 from braid.runtime.env import Runtime
 from braid.testing.clock import ManualClock
 from braid.wire.types import CommandType
-
-
-@pytest.fixture
-async def topic() -> AsyncIterator[ScriptedTopic]:
-    async with served() as scripted:
-        yield scripted
-
-
-@pytest.fixture
-async def client(topic: ScriptedTopic) -> AsyncIterator[Client]:
-    async with braid.connect(topic.url, config=QUICK) as made:
-        yield made
-
 
 # Coordinators.
 

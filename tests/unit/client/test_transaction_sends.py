@@ -4,28 +4,15 @@ waits for."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
-from tests.unit.client.scripted_topic import QUICK, TOPIC, ScriptedTopic, served, until
+from tests.unit.client.scripted_topic import TOPIC, ScriptedTopic, until
 
 import braid
 from braid.client import Client, ClientConfig
 from braid.errors import ConnectionLost, NotAllowed, Overloaded, TooLarge, TransactionConflict
 from braid.wire import replies
 from braid.wire.entries import entry_metadata
-
-
-@pytest.fixture
-async def topic() -> AsyncIterator[ScriptedTopic]:
-    async with served() as scripted:
-        yield scripted
-
-
-@pytest.fixture
-async def client(topic: ScriptedTopic) -> AsyncIterator[Client]:
-    async with braid.connect(topic.url, config=QUICK) as made:
-        yield made
 
 
 async def test_a_batch_is_of_one_transaction_or_of_none(client: Client, topic: ScriptedTopic) -> None:

@@ -423,6 +423,30 @@ def test_blocks_give_back_what_was_written(parts: list[list[bytes]], block: int,
             assert not rest or sum(map(len, found)) + max(len(rest[0]), 1) > max_bytes
 
 
+@pytest.mark.parametrize("seed", range(5))
+async def test_lengths_in_files_and_in_memory(seed: int) -> None:
+    """Of blocks of all kinds, before and after a restart, with the file's table as the only source."""
+    chance = Random(seed)
+    disk = ForgetfulFiles(Random(1))
+    store = await simulated_store(disk)
+    writer = await store.create()
+    sizes = [chance.choice([0, 1, 100, 1999, 2000, 2001, 7000]) for _ in range(120)]
+    for size in sizes:
+        await writer.add(bytes(size))
+        if chance.random() < 0.1:
+            await store.checkpoint()
+    for _attempt in range(2):
+        reader = await store.open(writer.ledger_id, fence=False)
+        assert [await reader.length_before(number) for number in range(len(sizes) + 1)] == [
+            sum(sizes[:number]) for number in range(len(sizes) + 1)
+        ]
+        assert (await store.metadata(writer.ledger_id)).length == sum(sizes)
+        await store.checkpoint()
+        await store.close()
+        store = await simulated_store(disk)
+    await store.close()
+
+
 async def test_reads_across_file_and_memory(tmp_path: Path) -> None:
     store = await open_store(Runtime(), path=tmp_path, settings=replace_settings(SMALL, tail_bytes=0))
     writer = await store.create()

@@ -142,7 +142,7 @@ async def test_lazy_write_after_the_flush_interval(world: Any, kit: Any) -> None
     cursor.acknowledge(positions[:3])
     assert cursor.ledger_id == -1
     world.clock.advance(world.config.cursor_flush_ms)
-    await cursor._writing
+    await cursor._writes.writing
     assert cursor.ledger_id >= 0
     log, _ = await world.open()
     assert log.cursors["s"].mark_delete == positions[2]
@@ -155,7 +155,7 @@ async def test_what_is_wanted_soon_is_written_without_the_interval(world: Any, k
     await asyncio.sleep(0)  # the first write has begun, with the state of now
     cursor.acknowledge([positions[2]])
     cursor.save_soon()
-    await cursor._writing
+    await cursor._writes.writing
     log, _ = await world.open()
     assert log.cursors["s"].mark_delete == positions[2]
 
@@ -291,7 +291,7 @@ async def test_failed_flush_is_told_and_repeated(world: Any, kit: Any) -> None:
     with pytest.raises(StoreUnavailable):
         await cursor.flush()
     world.clock.advance(world.config.cursor_flush_ms)
-    await cursor._writing
+    await cursor._writes.writing
     log, _ = await world.open()
     assert log.cursors["s"].mark_delete == positions[0]
 

@@ -29,25 +29,27 @@ class Counted(LogIndexes):
         return await super()._entry(ordinal)
 
 
-async def filled(world: Any, sizes: list[int], entries_per_ledger: int = 5, step_ms: int = 0) -> tuple[ManagedLedger, Spans]:
+async def filled(
+    world: Any, sizes: list[int], entries_per_ledger: int = 5, step_ms: int = 0, payloads: list[int] | None = None
+) -> tuple[ManagedLedger, Spans]:
     config = ManagedLedgerConfig(max_entries_per_ledger=entries_per_ledger, min_ledger_age_ms=0)
     log, listener = await world.open(config=config)
     await log.open_cursor("keeps everything", initial="earliest")
     spans: Spans = []
     for number, messages in enumerate(sizes):
         world.clock.advance(step_ms)
-        log.add(_body(number, messages), messages, number)
+        log.add(_body(number, messages, payloads[number] if payloads else 0), messages, number)
         await listener.until(number + 1)
         first = spans[-1][1] + 1 if spans else 0
         spans.append((first, first + messages - 1))
     return log, spans
 
 
-def _body(number: int, messages: int) -> bytes:
+def _body(number: int, messages: int, payload: int = 0) -> bytes:
     metadata = MessageMetadata(producer_name="p", sequence_id=number, publish_time=1)
     if messages > 1:
         metadata.num_messages_in_batch = messages
-    return build_entry(metadata, b"%d" % number)
+    return build_entry(metadata, b"%d" % number + bytes(payload))
 
 
 def ordinal_of(spans: Spans, index: int) -> int:
@@ -140,17 +142,57 @@ async def test_times(world: Any) -> None:
     assert await indexes.at_time(world.clock.ms + 1) == indexes.end
 
 
-async def test_bytes(world: Any) -> None:
-    log, _spans = await filled(world, [1] * 50, 10)
+def by_naive_sum(spans: Spans, sizes: list[int], start: int, stop: int, max_bytes: int) -> int:
+    """Entry by entry: the first one counts whatever it takes."""
+    number = ordinal_of(spans, start)
+    end, left = spans[number][1] + 1, max_bytes - sizes[number]
+    for (_first, last), size in list(zip(spans, sizes, strict=True))[number + 1 :]:
+        left -= size
+        if left < 0:
+            break
+        end = last + 1
+    return min(end, stop)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("per_ledger", [1, 7, 1000])
+async def test_bytes_are_counted_to_the_entry(world: Any, seed: int, per_ledger: int) -> None:
+    chance = random.Random(f"{seed} {per_ledger}")
+    kinds: list[list[int]] = [[1], [50], [0, 3000], [1, 1, 1, 100_000], [*range(0, 4000, 97)]]
+    payloads = chance.choice(kinds)
+    counts = [chance.choice([1, 1, 5]) for _ in range(60)]
+    log, spans = await filled(world, counts, per_ledger, payloads=[chance.choice(payloads) for _ in counts])
+    sizes = []
+    for ordinal in range(log.map.start, log.map.end):
+        sizes += [len(each) for each in (await log.read_stored(log.map.at(ordinal), 1, 1))[1]]
+    assert sum(sizes) == log.total_size
+    indexes = Counted(log)
+    end = indexes.end
+    limits = [0, 1, sizes[0], sum(sizes), sum(sizes) - 1, 1 << 40]
+    for _ in range(150):
+        start = chance.randrange(end)
+        stop = chance.choice([end, chance.randint(start + 1, end), start + 1])
+        limit = chance.choice([*limits, chance.randrange(sum(sizes)), chance.randrange(2 * max(sizes))])
+        expected = by_naive_sum(spans, sizes, start, stop, limit)
+        indexes.reads = 0
+        assert await indexes.by_bytes(start, stop, limit) == expected, (start, stop, limit)
+        assert indexes.reads <= 16, "entries are looked up, not read one after the other"
+
+
+async def test_bytes_of_a_log_that_was_loaded_again_and_trimmed(world: Any) -> None:
+    log, spans = await filled(world, [1] * 40, 6, payloads=[(37 * number) % 900 for number in range(40)])
+    await log.close()
+    log, listener = await world.open(config=ManagedLedgerConfig(max_entries_per_ledger=6, min_ledger_age_ms=0))
+    log.add(_body(40, 2, 77), 2, 40)
+    await listener.until(1)
+    spans.append((40, 41))
+    sizes = [len((await log.read_stored(log.map.at(ordinal), 1, 1))[1][0]) for ordinal in range(log.map.start, log.map.end)]
     indexes = LogIndexes(log)
-    each = log.total_size / 50
-    for start in (0, 7, 33, 49):
-        before = start
-        for messages in (1, 5, 12, 40):
-            stop = await indexes.by_bytes(start, 50, int(each * messages) + 1)
-            assert stop > start
-            assert abs(stop - min(start + messages, 50)) <= 1
-            assert stop >= before
-            before = stop
-    assert await indexes.by_bytes(0, 50, 0) == 1
-    assert await indexes.by_bytes(0, 20, 1 << 40) == 20
+    for start in range(0, 42, 3):
+        for limit in (0, 300, 1000, 5000, 50_000):
+            assert await indexes.by_bytes(start, 42, limit) == by_naive_sum(spans, sizes, start, 42, limit)
+    log.cursors["keeps everything"].acknowledge_cumulative(log.map.at(log.map.start + 13))
+    await log.trim()
+    with pytest.raises(DataLost):
+        await indexes.by_bytes(0, 42, 1000)
+    assert await indexes.by_bytes(13, 42, 1000) == by_naive_sum(spans, sizes, 13, 42, 1000)

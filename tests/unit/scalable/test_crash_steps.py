@@ -13,7 +13,7 @@ import pytest
 from tests.unit.scalable.fakes import TOPIC, Broker, BrokerDied, World, simulate
 
 from braid.errors import BraidError
-from braid.model.segments import physical_name
+from braid.model.segments import SegmentEnd, physical_name
 from braid.runtime.plans import Moment, watching
 from braid.scalable.records import controller_path, subscriptions_path
 from braid.scalable.service import ScalableTopicService
@@ -111,6 +111,8 @@ async def _check(world: World, kind: str) -> None:
     assert metadata.pending_operation is None
     layout = metadata.layout
     layout.check()
+    gone = set(range(layout.next_segment_id)) - set(layout.all_segments)
+    assert metadata.pruned_ends == dict.fromkeys(gone, SegmentEnd(10, 1, 9)), "where a removed segment ended is not remembered"
     names = {number: str(physical_name(TOPIC, each)) for number, each in layout.all_segments.items()}
     assert set(segments) == set(names.values()), "topics and segments of the DAG are not the same"
     records = await world.records(subscriptions_path(TOPIC))

@@ -51,7 +51,10 @@ BRAID_COMMANDS = (
     *("NewSubTxn", "DecideTxn", "RenewTxn", "BeginSink", "GetSink"),
     *("DescribeSegments", "FindIndex", "FetchEntries", "MoveCursor"),
 )
-BRAID_MESSAGES = {f"Command{name}{end}" for name in BRAID_COMMANDS for end in ("", "Response")} | {"SegmentIndexes"}
+BRAID_MESSAGES = {f"Command{name}{end}" for name in BRAID_COMMANDS for end in ("", "Response")} | {
+    "PrunedSegment",
+    "SegmentIndexes",
+}
 BRAID_FIELDS = {f"BaseCommand.{name[0].lower()}{name[1:]}{end}" for name in BRAID_COMMANDS for end in ("", "Response")}
 
 
@@ -59,7 +62,7 @@ def test_schema_is_complete() -> None:
     file = schema.DESCRIPTOR
     fields = [field for message in file.message_types_by_name.values() for field in message.fields]
     braid_only = [field.full_name for field in fields if field.number >= 1000]
-    assert len(file.message_types_by_name) == 112
+    assert len(file.message_types_by_name) == 113
     assert len(set(file.message_types_by_name) - BRAID_MESSAGES) == 93
     known = [message for name, message in file.message_types_by_name.items() if name not in BRAID_MESSAGES]
     assert len([field for message in known for field in message.fields if field.number < 1000]) == 510

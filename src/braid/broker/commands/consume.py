@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from braid.broker import segments
 from braid.broker.commands import schema
-from braid.broker.consumer import Consumer, ConsumerInfo
+from braid.broker.consumer import NO_GAPS, Consumer, ConsumerInfo
 from braid.broker.cursor_acks import acks_named, acks_read
 from braid.broker.subscription import TYPE_LABELS, Subscription
 from braid.broker.topic import check_subscription_name
@@ -15,6 +15,7 @@ from braid.broker.visible import last_visible
 from braid.errors import (
     BraidError,
     ConsumerNotFound,
+    DataLost,
     MetadataFailure,
     NotAllowed,
     NotReady,
@@ -33,6 +34,7 @@ from braid.wire.types import AckType, CommandType, InitialPosition, SubType
 
 if TYPE_CHECKING:
     from braid.broker.connection import BrokerConnection
+    from braid.broker.topic import Topic
 
 
 def position_of(message_id: messages.MessageIdData) -> Position:
@@ -116,6 +118,8 @@ async def _subscribe(connection: BrokerConnection, body: messages.CommandSubscri
     try:
         if has_cursor_of_segment:
             await segments.check_assigned(service, topic, body.subscription, body.consumer_name, resets)
+        if NO_GAPS in info.metadata and start is not None:  # after it is attached: from now on it hears of trims
+            _check_kept(topic, start, body.start_message_id)
         if connection.creating["consumer", body.consumer_id] or consumer.is_closed:
             raise NotReady(f"Consumer {body.consumer_id} was closed while it was being created.")
     except BaseException:
@@ -123,6 +127,18 @@ async def _subscribe(connection: BrokerConnection, body: messages.CommandSubscri
         raise
     connection.add_consumer(consumer)
     connection.link.write(replies.success(body.request_id))
+
+
+def _check_kept(topic: Topic, start: Position, last_read: messages.MessageIdData) -> None:
+    """Refuse a reader that has read up to `start`, perhaps not to the end of that batch, if what follows is gone."""
+    gone = topic.log.trimmed_position
+    if start.ledger_id < 0 or gone is None or start > gone:
+        return
+    if start < gone or last_read.batch_index + 1 < last_read.batch_size:
+        raise DataLost(
+            f"What follows {start} in {topic.name} is not stored any more: the first entry that is kept is "
+            f"{topic.log.first_position}."
+        )
 
 
 def flow(connection: BrokerConnection, body: messages.CommandFlow) -> None:
@@ -309,6 +325,8 @@ async def last_message_id(connection: BrokerConnection, body: messages.CommandGe
         if metadata.HasField("num_messages_in_batch"):
             batch_index = metadata.num_messages_in_batch - 1
     mark_delete = consumer.subscription.cursor.mark_delete
+    if mark_delete.ledger_id < 0 and NO_GAPS in consumer.info.metadata:  # nothing is stored: where that is must be known to it
+        mark_delete = consumer.subscription.log.trimmed_position or Position(0, -1)
     connection.link.write(
         replies.last_message_id(
             body.request_id,

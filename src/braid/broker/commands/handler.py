@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from braid.errors import BraidError
+from braid.errors import BraidError, wire_text
 from braid.wire.replies import error
 
 
 def error_reply(body: Any, failure: BraidError) -> bytes:
     """The plain ERROR, for requests whose answer has no error fields of its own."""
-    return error(body.request_id, failure.code, failure.message)
+    return error(body.request_id, failure.code, wire_text(failure))
 
 
 class Handler(msgspec.Struct, frozen=True):

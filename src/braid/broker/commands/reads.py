@@ -26,7 +26,7 @@ MAX_INDEX: Final = (1 << 63) - 1
 
 
 async def describe(connection: BrokerConnection, body: messages.CommandDescribeSegments) -> None:
-    """The indexes of topics that this broker serves; each has its own error."""
+    """The indexes of topics that this broker serves, each with its own error; and which segments a topic had."""
     limit = connection.config.max_described_topics
     if len(body.topics) > limit:
         raise NotAllowed(f"{len(body.topics)} topics were asked for at once; ask for at most {limit}.")
@@ -49,7 +49,18 @@ async def describe(connection: BrokerConnection, body: messages.CommandDescribeS
     async with asyncio.TaskGroup() as group:
         for _ in range(min(DESCRIBED_AT_ONCE, len(entries))):
             group.create_task(work())
+    if body.HasField("pruned_of"):
+        await _tell_pruned(connection, TopicName.parse(body.pruned_of), reply)
     connection.link.write(encode(CommandType.DESCRIBE_SEGMENTS_RESPONSE, reply))
+
+
+async def _tell_pruned(connection: BrokerConnection, topic: TopicName, reply: messages.CommandDescribeSegmentsResponse) -> None:
+    """From the topic's record, read fresh: an end is noted there by the same write that takes the segment out of the layout."""
+    record = await connection.service.records.read(topic)
+    if record is not None:
+        reply.incarnation = record.incarnation
+        for number, end in record.pruned_ends.items():
+            reply.pruned.add(segment_id=number, end_index=end.index, ledger_id=end.ledger_id, entry_id=end.entry_id)
 
 
 async def find_index(connection: BrokerConnection, body: messages.CommandFindIndex) -> None:

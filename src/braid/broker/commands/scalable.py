@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from braid.broker.scalable_consumers import ScalableConsumer, Wanted, number_of, write_assignment
+from braid.broker.consumer_places import Wanted, number_of, write_assignment
+from braid.broker.scalable_consumers import ScalableConsumer
 from braid.broker.topic import check_subscription_name
 from braid.errors import BraidError, KindConflict, NotAllowed, NotReady, Overloaded, TopicNotFound
 from braid.model.layout import SegmentLayout

@@ -164,6 +164,13 @@ class MemoryLedgerReader:
                     return found[:count]
         return found
 
+    async def length_before(self, entry_id: int) -> int:
+        if self._ledger.is_deleted:
+            raise LedgerNotFound(f"Ledger {self.ledger_id} was deleted.")
+        if entry_id:
+            check_entry_range(self.ledger_id, entry_id - 1, entry_id - 1, self.last_confirmed)
+        return sum(map(len, self._ledger.entries[:entry_id]))
+
     async def refresh(self) -> int:
         if self._ledger.is_deleted:
             raise LedgerNotFound(f"Ledger {self.ledger_id} was deleted.")

@@ -1650,12 +1650,26 @@ class CommandGetSinkResponse(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., last_batch: _Optional[int] = ..., current_batch: _Optional[int] = ..., current_run: _Optional[str] = ..., txnid_least_bits: _Optional[int] = ..., txnid_most_bits: _Optional[int] = ..., last_run: _Optional[str] = ...) -> None: ...
 
 class CommandDescribeSegments(_message.Message):
-    __slots__ = ("request_id", "topics")
+    __slots__ = ("request_id", "topics", "pruned_of")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOPICS_FIELD_NUMBER: _ClassVar[int]
+    PRUNED_OF_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     topics: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, request_id: _Optional[int] = ..., topics: _Optional[_Iterable[str]] = ...) -> None: ...
+    pruned_of: str
+    def __init__(self, request_id: _Optional[int] = ..., topics: _Optional[_Iterable[str]] = ..., pruned_of: _Optional[str] = ...) -> None: ...
+
+class PrunedSegment(_message.Message):
+    __slots__ = ("segment_id", "end_index", "ledger_id", "entry_id")
+    SEGMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    END_INDEX_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    segment_id: int
+    end_index: int
+    ledger_id: int
+    entry_id: int
+    def __init__(self, segment_id: _Optional[int] = ..., end_index: _Optional[int] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ...) -> None: ...
 
 class SegmentIndexes(_message.Message):
     __slots__ = ("topic", "error", "message", "incarnation", "low_index", "stable_index", "end_index", "is_sealed", "stored_bytes")
@@ -1680,16 +1694,20 @@ class SegmentIndexes(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., incarnation: _Optional[str] = ..., low_index: _Optional[int] = ..., stable_index: _Optional[int] = ..., end_index: _Optional[int] = ..., is_sealed: _Optional[bool] = ..., stored_bytes: _Optional[int] = ...) -> None: ...
 
 class CommandDescribeSegmentsResponse(_message.Message):
-    __slots__ = ("request_id", "error", "message", "segments")
+    __slots__ = ("request_id", "error", "message", "segments", "incarnation", "pruned")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PRUNED_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     error: ServerError
     message: str
     segments: _containers.RepeatedCompositeFieldContainer[SegmentIndexes]
-    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[SegmentIndexes, _Mapping]]] = ...) -> None: ...
+    incarnation: str
+    pruned: _containers.RepeatedCompositeFieldContainer[PrunedSegment]
+    def __init__(self, request_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., segments: _Optional[_Iterable[_Union[SegmentIndexes, _Mapping]]] = ..., incarnation: _Optional[str] = ..., pruned: _Optional[_Iterable[_Union[PrunedSegment, _Mapping]]] = ...) -> None: ...
 
 class CommandFindIndex(_message.Message):
     __slots__ = ("request_id", "topic", "incarnation", "timestamp", "from_index", "max_messages", "max_bytes")

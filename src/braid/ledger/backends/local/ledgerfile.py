@@ -200,6 +200,21 @@ class BlockReader:
                 break
         return found
 
+    def length_before(self, ledger_id: int, file_bytes: int, entry_id: int) -> int:
+        """Sum of the sizes of the entries before this one, which is within the first `file_bytes` bytes: from its block's table
+        and what the blocks before it have besides entries."""
+        indexed = self._indexed(ledger_id)
+        self._extend(indexed, ledger_id, file_bytes)
+        if entry_id >= indexed.next_entry:
+            raise EntryCorrupt(
+                f"The file of ledger {ledger_id} ends before entry {indexed.next_entry}, but entry {entry_id} was stored; "
+                "restore it from a backup."
+            )
+        block = self._block(indexed, ledger_id, entry_id)
+        number = bisect_right(indexed.firsts, entry_id) - 1
+        before = block.at - HEADER.size - number * _BLOCK.size - 8 * block.first
+        return before + block.offsets[entry_id - block.first] - block.offsets[0]
+
     def forget(self, ledger_ids: Sequence[int]) -> None:
         """Close the files of deleted ledgers."""
         for ledger_id in ledger_ids:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from braid.errors import Closed, LedgerError, LedgerNotFound, LedgerStoreFailed
 from braid.ledger.api import check_entry_range
 from braid.ledger.backends.local.ledgerfile import BlockReader
 from braid.ledger.backends.local.state import LedgerState
 from braid.runtime.threads import Worker
+
+T = TypeVar("T")
 
 
 class FileAccess:
@@ -61,6 +65,18 @@ class LocalLedgerReader:
             found += part
         return found
 
+    async def length_before(self, entry_id: int) -> int:
+        state = self._state
+        self._check()
+        if entry_id:
+            check_entry_range(self.ledger_id, entry_id - 1, entry_id - 1, self.last_confirmed)
+        if entry_id >= state.file_entries:
+            return state.file_length + sum(map(len, state.tail[: entry_id - state.file_entries]))
+        return await self._in_file(
+            partial(self._access.blocks.length_before, self.ledger_id, state.file_bytes, entry_id),
+            f"The size of what precedes entry {entry_id}",
+        )
+
     async def refresh(self) -> int:
         self._check()
         self.last_confirmed = self._state.last
@@ -72,11 +88,14 @@ class LocalLedgerReader:
 
     async def _from_file(self, first: int, last: int, max_bytes: int) -> list[bytes]:
         job = partial(self._access.blocks.read, self.ledger_id, self._state.file_bytes, first, last, max_bytes)
+        return await self._in_file(job, f"What is stored as entries {first} to {last}")
+
+    async def _in_file(self, job: Callable[[], T], what: str) -> T:
         try:
             return await self._access.worker.run(job)
         except OSError as exc:
             self._check()
-            raise LedgerStoreFailed(f"Entries {first} to {last} of ledger {self.ledger_id} cannot be read: {exc}.") from exc
+            raise LedgerStoreFailed(f"{what} of ledger {self.ledger_id} cannot be read: {exc}.") from exc
         except LedgerError:
             self._check()  # a file that vanished with its ledger is not damage
             raise

@@ -1,0 +1,119 @@
+"""`Members`: the registered consumers of one subscription, in the leader's memory and in the records.
+
+Owns who is registered, how long a consumer without a connection stays (its grace period), and that the records follow: the
+assignment as it is in memory, and the removal of those who are gone. Must not decide who reads what, nor tell anybody: that is
+the coordinator's part, which calls all of this in its turn.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from braid.errors import StoreError
+from braid.metadata.claims import StaleLeader
+from braid.runtime.clock import Clock
+from braid.scalable.records import RegistrationRecord
+from braid.scalable.sessions import ConsumerSession, Registrations, absent_since, given, grace_left
+
+log = logging.getLogger(__name__)
+RETRY_SECONDS: Final = 0.5
+"""Before the store is asked again after a failure."""
+
+
+class Members:
+    """See the module. `changed` is called when there is something to do: a grace period has ended, or a removal failed."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        registrations: Registrations,
+        subscription: str,
+        *,
+        grace_seconds: float,
+        changed: Callable[[], None],
+    ) -> None:
+        self.sessions: dict[str, ConsumerSession] = {}
+        """By name."""
+        self.idle_since_ms = clock.now_ms()
+        """Since when there is nobody, while that is so."""
+        self._clock = clock
+        self._registrations = registrations
+        self._subscription = subscription
+        self._grace_seconds = grace_seconds
+        self._changed = changed
+        self._leftovers: set[str] = set()  # records of consumers that are gone
+
+    async def claim(self, now_ms: int) -> dict[str, RegistrationRecord]:
+        """Everyone the records name, each record claimed by writing when its consumer was first found absent."""
+        found = await self._registrations.load()
+        return await self._registrations.save_all({name: absent_since(now_ms) for name in found})
+
+    def take_over(self, claimed: Mapping[str, RegistrationRecord], now_ms: int) -> None:
+        """These are registered, all of them without a connection, and what is left of their grace periods begins."""
+        for name, registration in claimed.items():
+            session = self.sessions[name] = ConsumerSession(name, registration)
+            session.disconnected_ms = registration.absent_since_ms
+            self._begin_grace(session, grace_left(registration.absent_since_ms, now_ms, self._grace_seconds))
+
+    def join(self, name: str, saved: RegistrationRecord) -> ConsumerSession:
+        """A new consumer, whose record is written. Its grace period begins, should its registration fail from here on."""
+        session = self.sessions[name] = ConsumerSession(name, saved)
+        self.start_grace(session)
+        return session
+
+    def keep_record(self, name: str) -> None:
+        """The record of this name is about to be written: it is not to be removed any more."""
+        self._leftovers.discard(name)
+
+    def drop(self, session: ConsumerSession) -> None:
+        """Forget a consumer; `remove_leftovers` removes its record."""
+        session.stop_grace()
+        del self.sessions[session.name]
+        self._leftovers.add(session.name)
+        if not self.sessions:
+            self.idle_since_ms = self._clock.now_ms()
+
+    async def remove_leftovers(self) -> None:
+        """Remove the records of those who are gone; what fails is tried again later. Raises StaleLeader."""
+        for name in sorted(self._leftovers):
+            try:
+                await self._registrations.remove(name)
+            except StaleLeader:
+                raise
+            except StoreError as error:
+                log.warning("the registration of %s in %s will be removed later: %s", name, self._subscription, error)
+                self._clock.call_later(RETRY_SECONDS, self._changed)
+                return
+            self._leftovers.discard(name)
+
+    async def write(self, epoch: int) -> None:
+        """Bring the assignments in the records up to date with those in memory, made from the layout of this epoch."""
+        unsaved = {name: each.segments for name, each in self.sessions.items() if each.saved != each.segments}
+        saved = await self._registrations.save_all({name: given(epoch, segments) for name, segments in unsaved.items()})
+        for name in saved:
+            self.sessions[name].saved = unsaved[name]
+
+    def start_grace(self, session: ConsumerSession) -> None:
+        """The consumer has no connection: it has the full period to come back."""
+        self._begin_grace(session, self._grace_seconds)
+
+    def expire(self, session: ConsumerSession) -> None:
+        """The consumer need not be waited for any more."""
+        session.is_expired = True
+        self._changed()
+
+    def expired(self) -> list[ConsumerSession]:
+        """Those who did not come back in time."""
+        return [each for each in self.sessions.values() if each.is_expired and not each.is_connected]
+
+    def stop(self) -> None:
+        """End all grace periods: nobody is evicted here any more."""
+        for session in self.sessions.values():
+            session.stop_grace()
+
+    def _begin_grace(self, session: ConsumerSession, seconds: float) -> None:
+        session.stop_grace()
+        session.evicted_at_ms = self._clock.now_ms() + int(seconds * 1000)
+        session.grace = self._clock.call_later(seconds, self.expire, session)

@@ -1,0 +1,89 @@
+"""What a topic's record remembers of segments that left its layout: where they ended."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.unit.scalable.fakes import TOPIC, World, merge, prune, simulate, split, topic_with
+
+from braid.model.layout import SegmentLayout
+from braid.model.segments import SegmentEnd, physical_name
+from braid.scalable import records
+from braid.scalable.records import ScalableTopicMetadata
+
+
+def record_of(layout: SegmentLayout) -> ScalableTopicMetadata:
+    return ScalableTopicMetadata(epoch=0, next_segment_id=0, segments={}).with_layout(layout)
+
+
+def test_ends_outlive_json_and_records_without_them_are_read() -> None:
+    old = record_of(SegmentLayout.initial(1, 0).split(0, 1))
+    written = msgspec.json.encode(old)
+    assert b"prunedEnds" not in written  # nothing changes for topics that never pruned anything
+    read = msgspec.json.decode(written, type=ScalableTopicMetadata)
+    assert (read, read.pruned_ends) == (old, {})
+    pruned = read.without([0], {0: SegmentEnd(7, 3, 6), 1: SegmentEnd(9, 9, 9)})
+    assert pruned.pruned_ends == {0: SegmentEnd(7, 3, 6)}  # not of what stays
+    assert pruned.layout == read.layout.prune([0])
+    written = msgspec.json.encode(pruned)
+    assert b'"prunedEnds":{"0":{"index":7,"ledgerId":3,"entryId":6}}' in written
+    assert msgspec.json.decode(written, type=ScalableTopicMetadata) == pruned
+
+
+def test_only_the_newest_ends_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert records.MAX_PRUNED_ENDS == 1024
+    monkeypatch.setattr(records, "MAX_PRUNED_ENDS", 3)
+    record = record_of(SegmentLayout.initial(1, 0))
+    for number in range(6):
+        record = record.with_layout(record.layout.split(max(record.layout.active_segments), number))
+        doomed = [each.segment_id for each in record.layout.all_segments.values() if each.is_sealed]
+        record = record.without(doomed, {each: SegmentEnd(each, 1, each) for each in doomed})
+    assert sorted(record.pruned_ends) == [6, 8, 10]
+    assert 12 in record.layout.all_segments  # the ones before it are gone
+
+
+def test_a_prune_notes_where_its_segments_ended() -> None:
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 2)
+        world.segments.named(TOPIC, await world.layout(), 0).messages = 7
+        await split(broker, 0)
+        assert await prune(broker) == [0]
+        metadata = await world.metadata()
+        assert metadata is not None
+        assert metadata.pruned_ends == {0: SegmentEnd(7, 1, 6)}
+        world.segments.named(TOPIC, metadata.layout, 1).messages = 5
+        await merge(broker, 1, 3)
+        lost = str(physical_name(TOPIC, metadata.layout.segment(3)))
+        del world.segments.topics[lost]  # somebody took its data away: nobody knows where it ended
+        assert await prune(broker) == [1, 3]
+        metadata = await world.metadata()
+        assert metadata is not None
+        assert metadata.pruned_ends == {0: SegmentEnd(7, 1, 6), 1: SegmentEnd(5, 1, 4)}
+        await split(broker, 4)  # other changes of the record keep them
+        metadata = await world.metadata()
+        assert metadata is not None
+        assert sorted(metadata.pruned_ends) == [0, 1]
+
+    simulate(main)
+
+
+def test_the_ends_are_in_the_record_before_a_topic_is_deleted() -> None:
+    """A reader that finds a segment gone finds its end, also while the prune is not finished."""
+
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 1)
+        world.segments.named(TOPIC, await world.layout(), 0).messages = 7
+        await split(broker, 0)
+        seen: list[object] = []
+
+        async def before(operation: str, _segment: str) -> None:
+            if operation == "delete":
+                metadata = await world.metadata()
+                assert metadata is not None
+                seen.append((set(metadata.segments), metadata.pruned_ends))
+
+        world.segments.before = before
+        assert await prune(broker) == [0]
+        assert seen == [({1, 2}, {0: SegmentEnd(7, 1, 6)})]
+
+    simulate(main)
