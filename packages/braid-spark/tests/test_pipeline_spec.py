@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -177,8 +178,9 @@ def test_the_address_of_the_command_is_for_what_names_none() -> None:
 def test_functions_are_found_without_running_anything(
     function: str, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.delitem(sys.modules, "shapes", raising=False)  # another file's, of a test that ran before
     (tmp_path / "shapes.py").write_text("raise SystemExit\ndef shout(df): return df\nmade = shout\n")
     (tmp_path / "broken.py").write_text("def shout(:\n")
     made = read(GOOD.replace("sql: SELECT __key, value FROM source", f"python: {function}"), tmp_path / "revenue.yaml")
