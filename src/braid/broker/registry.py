@@ -17,11 +17,12 @@ from braid.errors import NotReady, SessionLost
 from braid.metadata.api import MetadataStore, Record
 from braid.metadata.locks import LockBusy, ResourceLock, ResourceLocks
 from braid.metadata.names import encode_name
+from braid.metadata.tenure import RETRY_SECONDS
 from braid.runtime.clock import Clock
 from braid.runtime.tasks import Tasks
 
 log = logging.getLogger(__name__)
-START_ATTEMPTS = 3
+START_ATTEMPTS = 5
 ROOT = "/loadbalance/brokers"
 
 
@@ -45,6 +46,7 @@ class Registry:
     def __init__(self, metadata: MetadataStore, clock: Clock, locks: ResourceLocks) -> None:
         self.me: BrokerInfo | None = None
         """What this broker says of itself; None before it is announced."""
+        self._clock = clock
         self._locks = locks
         self._lock: ResourceLock | None = None
         self._turn = asyncio.Lock()
@@ -74,9 +76,10 @@ class Registry:
             try:
                 await self.register()
                 break
-            except SessionLost:  # the start itself kept a busy machine longer than a session lasts; there is a new one now
+            except SessionLost:  # the start itself kept a busy machine longer than a session lasts
                 if attempt == START_ATTEMPTS:
                     raise
+                await self._clock.sleep(RETRY_SECONDS)  # for a heartbeat, which has to have its turn before the session is good
         await self._live.start(tasks)
 
     async def reload(self) -> None:
