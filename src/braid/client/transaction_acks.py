@@ -2,8 +2,8 @@
 
 Owns their grouping (those of one loop turn leave together) and sending them again after a lost place, which is harmless: for
 brokers, a transaction that repeats itself is no conflict. So it is here that a message is noticed which the application got
-twice, and would deal with twice, in one transaction (INV14). Each group is tracked by its transaction, so that nothing is committed before
-the broker holds it. What the lane makes of a transaction's end is the lane's business.
+twice, and would deal with twice, in one transaction (INV14). Each group is tracked by its transaction, so that nothing is
+committed before the broker holds it. What the lane makes of a transaction's end is the lane's business.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class TransactionAcks:
         first = self._received.setdefault(txn, {}).setdefault(message.id, ref(message))
         if first() is not message:
             error = TransactionConflict(
-                f"The message {message.id} of {self._lane.topic} was received a second time, after a lost connection or because "
-                f"it took too long, and is acknowledged in transaction {txn.id} already; begin another one with what comes then."
+                f"The message {message.id} of {self._lane.topic} was received a second time, after a lost connection or because"
+                f" it took too long, and transaction {txn.id} has acknowledged it already; begin another with what comes then."
             )
             txn.fail(error)
             raise error

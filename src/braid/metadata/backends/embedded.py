@@ -132,10 +132,10 @@ class SqliteJournal:
         return db
 
     def _lengthen_log(self) -> None:
-        """Let commits overwrite the write-ahead log from the start on, as they do after the first checkpoint. While it grows, each
-        commit waits until the file system has written down its new length, and with that whatever others have on their way: on a
-        busy disk one in a hundred took 10 to 32 ms instead of 8 to 12. SQLite reads frames up to the first that is not its own,
-        so zeros mean nothing."""
+        """Let commits overwrite the write-ahead log from the start on, as they do after the first checkpoint. While it grows,
+        each commit waits until the file system has written down its new length, and with that whatever others have on their
+        way: on a busy disk one in a hundred took 10 to 32 ms instead of 8 to 12. SQLite reads frames up to the first that is
+        not its own, so zeros mean nothing."""
         path = self._directory / f"{FILE_NAME}-wal"
         try:
             if not self._files.exists(path) or self._files.free_bytes(self._directory) < ROOM_BYTES:
