@@ -535,6 +535,30 @@ async def test_acknowledgments_survive_a_lost_connection(broker: InProcessBroker
         await nothing_more(consumer)
 
 
+async def test_an_aborted_message_does_not_bring_its_waiting_neighbours_along(client: Client) -> None:
+    """The broker sends the whole batch again, of which the consumer has handed out but one message."""
+    topic = "persistent://public/default/regular-in"
+    async with (
+        client.consumer(topic, "q", type="shared") as consumer,
+        client.producer(topic) as producer,
+        client.producer(OUT) as output,
+    ):
+        for number in range(20):
+            producer.send_nowait(b"%d" % number)
+        first = await consumer.receive(SECONDS)
+        txn = await client.begin_transaction()
+        await consumer.acknowledge(first, wait=True, txn=txn)
+        await txn.abort()
+        await until(lambda: any(message.id == first.id for _lane, message in consumer._queue))
+        async with client.transaction() as txn:
+            messages = [await consumer.receive(SECONDS) for _ in range(20)]
+            assert sorted(int(each.payload) for each in messages) == list(range(20))
+            assert consumer.receive_nowait() is None
+            for each in messages:
+                await output.send(each.payload, txn=txn)
+                await consumer.acknowledge(each, txn=txn)
+
+
 @pytest.mark.parametrize("topic", [IN, "persistent://public/default/regular-in"])
 async def test_a_message_that_came_twice_is_not_dealt_with_twice_in_one_transaction(client: Client, topic: str) -> None:
     """Both acknowledgments are of one transaction, so no broker sees a conflict; what the application made of them would be
