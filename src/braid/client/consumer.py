@@ -156,7 +156,13 @@ class Consumer:
     # For the lanes.
 
     def put(self, lane: TopicConsumer, messages: list[Message]) -> None:
-        """New messages; bounded by the permits their lane granted."""
+        """New messages; bounded by the permits their lane granted. Brokers send whole entries again: what comes with a message
+        of its batch and waits here anyway is not taken twice."""
+        if messages[0].redelivery_count and self._queue:
+            here = {message.id for other, message in self._queue if other is lane}
+            fresh = [message for message in messages if message.id not in here]
+            lane.consumed(len(messages) - len(fresh))
+            messages = fresh
         self._queue.extend([(lane, message) for message in messages])
         self._arrived.set()
 

@@ -333,6 +333,7 @@ class TopicConsumer(Attachment):
     def transaction_ended(self, txn: Transaction, /, *, is_committed: bool) -> None:
         """What it held comes again unless it is committed: one by one to anybody who shares the subscription, else in order
         from the first on, which the broker must not mix with what it sent before."""
+        self.transactional.forget(txn)
         if not is_committed and not self._is_shared and not self.is_closed and self.failure is None:
             self.start_again()
 

@@ -1,8 +1,9 @@
 """`TransactionAcks`: the acknowledgments of one consumer lane that are made under transactions.
 
-Owns their grouping (those of one loop turn leave together) and sending them again after a lost place, which is harmless: a
-transaction that repeats itself is no conflict. Each group is tracked by its transaction, so that nothing is committed before
-the broker holds it. What the lane makes of a transaction's end is the lane's business.
+Owns their grouping (those of one loop turn leave together) and sending them again after a lost place, which is harmless: for
+brokers, a transaction that repeats itself is no conflict. So it is here that a message is noticed which the application got
+twice, and would deal with twice, in one transaction (INV14). Each group is tracked by its transaction, so that nothing is
+committed before the broker holds it. What the lane makes of a transaction's end is the lane's business.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from braid.client.consumer_lanes import message_id_data, up_to_data
 from braid.client.messages import Message, MessageId, is_after
@@ -20,6 +22,7 @@ from braid.errors import (
     ConsumerNotFound,
     DeadlineExceeded,
     MetadataFailure,
+    TransactionConflict,
     TransportError,
     Unavailable,
 )
@@ -81,6 +84,25 @@ class TransactionAcks:
     def __init__(self, lane: TopicConsumer) -> None:
         self._lane = lane
         self._groups: dict[tuple[Transaction, AckType], _Group] = {}
+        self._received: dict[Transaction, dict[MessageId, ref[Message]]] = {}
+        """What open transactions have acknowledged one by one, as the application got it."""
+
+    def deal_with(self, txn: Transaction, message: Message) -> None:
+        """The application acknowledges what it received. Raises TransactionConflict, and the transaction fails, if it has done
+        so in this transaction with the same message when it came before: after a lost connection, or an ack timeout."""
+        txn.hold(self._lane)
+        first = self._received.setdefault(txn, {}).setdefault(message.id, ref(message))
+        if first() is not message:
+            error = TransactionConflict(
+                f"The message {message.id} of {self._lane.topic} was received a second time, after a lost connection or because"
+                f" it took too long, and transaction {txn.id} has acknowledged it already; begin another with what comes then."
+            )
+            txn.fail(error)
+            raise error
+
+    def forget(self, txn: Transaction) -> None:
+        """The transaction has ended."""
+        self._received.pop(txn, None)
 
     def one(self, txn: Transaction, message_id: MessageId) -> asyncio.Future[None]:
         """Acknowledge one message; the future is done when the broker holds that for the transaction."""
@@ -172,6 +194,7 @@ async def acknowledge_in(
 ) -> None:
     """Acknowledge one message, all its chunks included, under a transaction."""
     if isinstance(message, Message):
+        lane.transactional.deal_with(txn, message)
         for chunk in message.chunks:
             lane.transactional.one(txn, chunk)
     held = lane.transactional.one(txn, message_id)

@@ -412,7 +412,7 @@ class MetadataTransactionBuffer:
 
 
 def _open_header(txn: TxnId, header: Header | None) -> Header:
-    if header is None:
+    if header is None or (txn.sub and not header.value.is_decider):
         raise TransactionConflict(
             f"The transaction {txn} does not exist: it ended some time ago or was never begun; begin a new one."
         )

@@ -119,7 +119,6 @@ class TransactionCoordinator:
     async def end(self, txn: TxnId, *, commit: bool, principal: str | None = None, is_super: bool = True) -> None:
         """Decide, with one write. Of a decider, `commit` names no winners. Idempotent. Raises TransactionNotFound (also for a
         foreign one), InvalidTransactionStatus if it was decided otherwise, NotAllowed for a sub-transaction."""
-        self._check_root(txn, "be ended")
         await self._finish(txn, "COMMITTED" if commit else "ABORTED", None, principal, is_super)
 
     async def give_up(self, root: TxnId) -> None:
@@ -139,7 +138,7 @@ class TransactionCoordinator:
 
     async def check(self, txn: TxnId, principal: str | None, *, is_super: bool = False) -> None:
         """That the caller may work in it and that it is open. Nothing is written: participants write down what they do."""
-        header = await self._existing(txn.root, principal, is_super)
+        header = await self._existing(txn, principal, is_super)
         if not header.value.is_open:
             raise InvalidTransactionStatus(f"The transaction {txn} is {header.value.state}; begin another one.")
 
@@ -164,16 +163,17 @@ class TransactionCoordinator:
 
     async def new_sub(self, root: TxnId, *, principal: str | None = None, is_super: bool = True) -> TxnId:
         """A sub-transaction that nobody else has. Raises as `end` does, and NotAllowed for what is no decider."""
+        header = await self._existing(root, principal, is_super)
         self._check_root(root, "have sub-transactions")
-        self._check_decider(await self._existing(root, principal, is_super), "have sub-transactions")
+        self._check_decider(header, "have sub-transactions")
         sub = await self._append_sub(root)
         # After the number is written down: what is collected meanwhile would not find it.
-        header = await self._store.header(root, fresh=True)
-        if header is None or not header.value.is_open:
+        found = await self._store.header(root, fresh=True)
+        if found is None or not found.value.is_open:
             await self._store.delete_subs(root)
-            if header is None:
+            if found is None:
                 raise self._unknown(root)
-            raise InvalidTransactionStatus(f"The transaction {root} is {header.value.state}; it gets no sub-transactions.")
+            raise InvalidTransactionStatus(f"The transaction {root} is {found.value.state}; it gets no sub-transactions.")
         if sub > MAX_SUB:
             raise NotAllowed(f"The transaction {root} has {MAX_SUB} sub-transactions already, the most there can be.")
         return root.with_sub(sub)
@@ -188,7 +188,6 @@ class TransactionCoordinator:
 
     async def decide(self, root: TxnId, winners: Iterable[int], *, principal: str | None = None, is_super: bool = True) -> None:
         """Commit a decider and these of its sub-transactions, and abort the others, with one write. Idempotent."""
-        self._check_root(root, "decide")
         chosen = tuple(sorted(set(winners)))
         if chosen and not 1 <= chosen[0] <= chosen[-1] <= MAX_SUB:
             wrong = chosen[0] if chosen[0] < 1 else chosen[-1]
@@ -202,9 +201,9 @@ class TransactionCoordinator:
 
     async def renew(self, root: TxnId, timeout_ms: int, *, principal: str | None = None, is_super: bool = True) -> None:
         """Let a decider live for so long from now, at least. Never brings its deadline forward."""
-        self._check_root(root, "be renewed")
         self._check_timeout(timeout_ms)
         header = await self._existing(root, principal, is_super)
+        self._check_root(root, "be renewed")
         self._check_decider(header, "be renewed")
         deadline = self._clock.now_ms() + timeout_ms
         for _attempt in range(ATTEMPTS):
@@ -231,6 +230,7 @@ class TransactionCoordinator:
         except TransactionNotFound:
             self._store.counters.header_cas["reject"] += 1
             raise
+        self._check_root(root, "be ended" if winners is None else "decide")
         if winners is not None:
             self._check_decider(header, "decide")
             if header.value.is_open:
@@ -276,21 +276,24 @@ class TransactionCoordinator:
 
     # Checks.
 
-    async def _existing(self, root: TxnId, principal: str | None, is_super: bool, *, fresh: bool = False) -> Header:
-        """What is read may be old: a final state is for ever, an open one is judged by the swap, and absence is asked twice."""
-        header = await self._store.header(root, fresh=fresh)
+    async def _existing(self, txn: TxnId, principal: str | None, is_super: bool, *, fresh: bool = False) -> Header:
+        """The header that decides about it. What is read may be old: a final state is for ever, an open one is judged by the
+        swap, and absence is asked twice."""
+        header = await self._store.header(txn.root, fresh=fresh)
         if header is None and not fresh:
-            header = await self._store.header(root, fresh=True)
+            header = await self._store.header(txn.root, fresh=True)
         if header is None:
-            self._note_ended(root)
-            raise self._unknown(root)
+            self._note_ended(txn.root)
+            raise self._unknown(txn)
         if not is_super and header.value.owner not in (None, principal):
-            raise self._unknown(root)  # whose it is is nobody's business
+            raise self._unknown(txn)  # whose it is is nobody's business
+        if txn.sub and not header.value.is_decider:
+            raise self._unknown(txn)
         return header
 
-    def _unknown(self, root: TxnId) -> TransactionNotFound:
+    def _unknown(self, txn: TxnId) -> TransactionNotFound:
         return TransactionNotFound(
-            f"The transaction {root} does not exist, or not for you; what ended is forgotten after"
+            f"The transaction {txn} does not exist, or not for you; what ended is forgotten after"
             f" {self._config.retention_seconds:g} s (transactions.retention_seconds)."
         )
 

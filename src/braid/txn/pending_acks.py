@@ -18,7 +18,7 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from braid.errors import BraidError, Closed, InvalidArgument, LedgerFenced, NotReady, TransactionConflict
+from braid.errors import BraidError, Closed, LedgerFenced, NotAllowed, NotReady, TransactionConflict
 from braid.model.positions import Position
 from braid.model.txn import TxnId
 from braid.runtime.clock import Clock
@@ -159,7 +159,7 @@ class MetadataPendingAckStore:
         wanted: list[tuple[int, Hold]] = []
         for number, ack in enumerate(request.acks):
             if ack.position > cursor.last_position:
-                raise InvalidArgument(
+                raise NotAllowed(
                     f"The position {ack.position} lies beyond the end {cursor.last_position} of {self.segment}; "
                     "acknowledge what was received."
                 )
@@ -182,6 +182,10 @@ class MetadataPendingAckStore:
     async def _judge(self, request: AckRequest, state: AckRoot) -> None:
         """`_check`, after the end of those in the way that are decided and not materialised here yet: whoever commits one
         transaction and goes on with the next must not be refused because of the first."""
+        if request.txn.sub:
+            root = await self._stored.header(request.txn.root)
+            if root is not None and not root.is_decider:
+                raise not_open(request.txn, None)
         until = self._clock.monotonic() + SETTLE_SECONDS
         while True:
             news = self._news

@@ -102,8 +102,33 @@ async def test_unknown_transactions_and_coordinators(client: RawClient) -> None:
         await client.begin(16)
     with pytest.raises(TransactionCoordinatorNotFound):
         await client.end(TxnId((1 << 64) - 1, (1 << 64) - 1), commit=True)
-    with pytest.raises(NotAllowed, match="sub-transaction"):
+    with pytest.raises(TransactionNotFound, match=str(UNKNOWN.with_sub(4))):
         await client.end(UNKNOWN.with_sub(4), commit=True)
+
+
+async def test_a_sub_transaction_of_no_decider_is_unknown_to_every_command(broker: Any, until: Any) -> None:
+    """Its entries would be stored and vanish at the commit; only a decider's sub-transactions exist."""
+    client = await broker.client(is_braid=True)
+    txn = await client.begin(2)
+    stray = txn.with_sub(7)
+    await client.producer(TOPIC)
+    await client.subscribe(TOPIC, permits=10)
+    stored = await client.store(b"plain", 0)
+    assert (await refusal_of(client, stray, 1))[0] == TransactionConflict.code
+    assert (await client.acked(stored, txn=stray)).error == TransactionConflict.code
+    for commit in (True, False):
+        with pytest.raises(TransactionNotFound, match=str(stray)):
+            await client.end(stray, commit=commit)
+    with pytest.raises(TransactionNotFound, match=str(stray)):
+        await ask(client, txn_requests.add_partitions(90, stray, [TOPIC]), 90)
+    assert not (await client.acked(stored, txn=txn)).HasField("error")  # what was refused holds nothing
+    await client.end(txn, commit=True)
+    topic = broker.topic(TOPIC)
+    await until(lambda: not topic.transactions._held and not topic.subscriptions["sub"].pending_acks._roots)
+    assert await broker.service.transactions.store.ops(txn) == []
+    decider = await client.begin(is_decider=True)
+    with pytest.raises(NotAllowed, match=f"{decider} decides it"):
+        await client.end(decider.with_sub(1), commit=True)
 
 
 async def test_an_end_that_says_nothing_is_refused(broker: Any, client: RawClient) -> None:

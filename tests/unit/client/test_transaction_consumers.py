@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -532,6 +533,68 @@ async def test_acknowledgments_survive_a_lost_connection(broker: InProcessBroker
                 await consumer.acknowledge(each, txn=txn)
     async with client.queue_consumer(IN, "q") as consumer:
         await nothing_more(consumer)
+
+
+async def test_an_aborted_message_does_not_bring_its_waiting_neighbours_along(client: Client) -> None:
+    """The broker sends the whole batch again, of which the consumer has handed out but one message."""
+    topic = "persistent://public/default/regular-in"
+    async with (
+        client.consumer(topic, "q", type="shared") as consumer,
+        client.producer(topic) as producer,
+        client.producer(OUT) as output,
+    ):
+        for number in range(20):
+            producer.send_nowait(b"%d" % number)
+        first = await consumer.receive(SECONDS)
+        txn = await client.begin_transaction()
+        await consumer.acknowledge(first, wait=True, txn=txn)
+        await txn.abort()
+        await until(lambda: any(message.id == first.id for _lane, message in consumer._queue))
+        async with client.transaction() as txn:
+            messages = [await consumer.receive(SECONDS) for _ in range(20)]
+            assert sorted(int(each.payload) for each in messages) == list(range(20))
+            assert consumer.receive_nowait() is None
+            for each in messages:
+                await output.send(each.payload, txn=txn)
+                await consumer.acknowledge(each, txn=txn)
+
+
+@pytest.mark.parametrize("topic", [IN, "persistent://public/default/regular-in"])
+async def test_a_message_that_came_twice_is_not_dealt_with_twice_in_one_transaction(client: Client, topic: str) -> None:
+    """Both acknowledgments are of one transaction, so no broker sees a conflict; what the application made of them would be
+    committed twice."""
+
+    def opened() -> Any:
+        if topic == IN:
+            return client.queue_consumer(IN, "q", initial="earliest")
+        return client.consumer(topic, "q", initial="earliest", type="shared")
+
+    await produce(client, 0, 3, topic=topic)
+    async with opened() as consumer, client.producer(OUT) as producer:
+        begun = await client.begin_transaction()
+        first = await take(consumer, 3)
+        for connection in list(client._connections.values()):
+            connection.abort(DeadlineExceeded("cut by the test"))
+        again = await take(consumer, 3)
+        assert sorted(numbers(again)) == [0, 1, 2]
+        for each in first:
+            await producer.send(each.payload, key=each.key, txn=begun)
+            await consumer.acknowledge(each, txn=begun)
+            await consumer.acknowledge(each, txn=begun)  # the same one once more is harmless
+        await producer.send(again[0].payload, key=again[0].key, txn=begun)
+        with pytest.raises(TransactionConflict, match="received a second time"):
+            await consumer.acknowledge(again[0], txn=begun)
+        with pytest.raises(TransactionConflict, match="received a second time"):
+            await begun.commit()
+        assert begun.state == "ABORTED"
+        async with client.transaction() as txn:
+            for each in await take(consumer, 3):
+                await producer.send(each.payload, key=each.key, txn=txn)
+                await consumer.acknowledge(each, txn=txn)
+        assert not any(lane.transactional._received for lane in consumer._lanes.values())
+        async with client.queue_consumer(OUT, "all", initial="earliest") as reader:
+            assert sorted(numbers(await take(reader, 3))) == [0, 1, 2]
+            await nothing_more(reader)
 
 
 # Sub-transactions.

@@ -1,6 +1,8 @@
 """The embedded backend: its file, its refusals, its failures."""
 
 import asyncio
+import errno
+import shutil
 import sqlite3
 import sys
 from collections.abc import AsyncIterator
@@ -12,11 +14,12 @@ import pytest
 from braid.errors import ConfigError, DataDirectoryBusy, StoreMismatch, StoreUnavailable
 from braid.metadata.api import IndexSpan, Span
 from braid.metadata.backends import embedded
-from braid.metadata.backends.embedded import FILE_NAME, SqliteJournal
+from braid.metadata.backends.embedded import FILE_NAME, LOG_BYTES, ROOM_BYTES, SqliteJournal
 from braid.metadata.engine import Engine, Storage
 from braid.metadata.journal import VolatileJournal
 from braid.metadata.pipeline import IDLE_SECONDS, PROBE_SECONDS
 from braid.runtime.env import Runtime
+from braid.runtime.files import File, SystemFiles
 from braid.testing.conformance.metadata_world import SteppedClock, collect, collect_names
 
 
@@ -226,3 +229,64 @@ async def test_storage_without_jobs_closes() -> None:
     root = await Engine.open(Runtime(), Storage(VolatileJournal("v"), worker))
     await root.handle("a").put("/k", b"")
     await root.close()
+
+
+class OddFiles(SystemFiles):
+    """A disk with so much room, which may refuse what is written."""
+
+    def __init__(self, free: int, error: OSError | None = None) -> None:
+        self._free = free
+        self._error = error
+
+    def free_bytes(self, directory: Path) -> int:
+        return self._free
+
+    def open(self, path: Path, *, create: bool = False) -> File:
+        if self._error is not None:
+            raise self._error
+        return super().open(path, create=create)
+
+
+def test_commits_do_not_lengthen_the_write_ahead_log_and_a_copy_of_it_is_whole(tmp_path: Path) -> None:
+    """A growing file makes each commit wait for the file system's own journal, and one in a hundred very long."""
+    files = OddFiles(ROOM_BYTES)
+    for life in range(3):  # new, after a crash with a used log, after a clean end without one
+        here, wal = tmp_path / str(life), tmp_path / str(life) / (FILE_NAME + "-wal")
+        journal = SqliteJournal(files, here, "id")
+        image = journal.load()
+        assert image.counter == 400 * life
+        assert len(list(image.rows)) == (100 if life else 0)
+        assert wal.stat().st_size == LOG_BYTES
+        for number in range(400):
+            key = f"/k/{number % 100}"
+            row = (key, None, number, 0, 5, 5, None, (), b"x" * 150)
+            journal.commit([(key, row)], 400 * life + number + 1)
+        assert wal.stat().st_size == LOG_BYTES
+        if life == 0:
+            shutil.copytree(here, tmp_path / "1")  # as a crash leaves it
+        journal.close()
+        assert not wal.exists()
+        if life == 1:
+            shutil.copytree(here, tmp_path / "2")
+
+
+def test_a_log_of_nothing_but_zeros_is_an_empty_one(tmp_path: Path) -> None:
+    """As after a crash between the start and the first commit."""
+    journal = SqliteJournal(OddFiles(ROOM_BYTES), tmp_path / "a", "id")
+    journal.load()
+    journal.commit([("/k", ("/k", None, 1, 0, 5, 5, None, (), b""))], 1)
+    journal.close()
+    (tmp_path / "a" / (FILE_NAME + "-wal")).write_bytes(bytes(LOG_BYTES))
+    journal.load()
+    assert journal._db is not None
+    assert journal._db.execute("SELECT count(*) FROM record").fetchone() == (2,)
+    journal.close()
+
+
+@pytest.mark.parametrize("files", [OddFiles(ROOM_BYTES - 1), OddFiles(ROOM_BYTES, OSError(errno.ENOSPC, "full"))])
+def test_a_log_that_cannot_be_lengthened_grows(tmp_path: Path, files: OddFiles) -> None:
+    journal = SqliteJournal(files, tmp_path, "id")
+    journal.load()
+    journal.commit([("/k", ("/k", None, 1, 0, 5, 5, None, (), b""))], 1)
+    assert (tmp_path / (FILE_NAME + "-wal")).stat().st_size < 1 << 20
+    journal.close()

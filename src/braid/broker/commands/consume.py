@@ -184,7 +184,7 @@ def _acknowledge_in_transaction(connection: BrokerConnection, body: messages.Com
         if len(connection.tasks) >= connection.config.max_requests_per_connection:
             raise Overloaded("Too many requests under way on this connection; acknowledge again later.")
         if is_cumulative and len(body.message_id) != 1:
-            raise ProtocolError(f"A cumulative ACK names one message; this one of consumer {body.consumer_id} does not.")
+            raise NotAllowed(f"A cumulative ACK names one message; this one of consumer {body.consumer_id} does not.")
         acks = acks_named(subscription.log, body.message_id)
         begun = None if acks is None else subscription.begin_acks(txn, acks, cumulative=is_cumulative)
     except BraidError as failure:

@@ -29,6 +29,10 @@ APPLICATION_ID: Final = 0x42524D44  # "BRMD"
 CHECKPOINT_PAGES: Final = 4096
 """Pages in the write-ahead log after which it is copied into the table: 16 MB of 4 KB pages."""
 PAGE: Final = 4096
+LOG_BYTES: Final = CHECKPOINT_PAGES * PAGE // 2
+"""Length that the write-ahead log is given at the start: about what it holds at a checkpoint, as its pages are counted high."""
+ROOM_BYTES: Final = 64 * LOG_BYTES
+"""Free room that there must be for that."""
 
 _UPSERT = "INSERT INTO record (key, body) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET body = excluded.body"
 _DELETE = "DELETE FROM record WHERE key = ?"
@@ -63,6 +67,7 @@ class SqliteJournal:
                 self._create(db)
                 header = Header(FORMAT_VERSION, self._store_id, 0)
             self._store_id = header.store_id
+            self._lengthen_log()
             if is_new:
                 self._files.sync_dir(self._directory)
             return Image(header.store_id, header.counter, list(self._rows(db)))
@@ -125,6 +130,25 @@ class SqliteJournal:
         db.execute("BEGIN IMMEDIATE")  # takes the file for this process, or fails at once
         db.execute("COMMIT")
         return db
+
+    def _lengthen_log(self) -> None:
+        """Let commits overwrite the write-ahead log from the start on, as they do after the first checkpoint. While it grows,
+        each commit waits until the file system has written down its new length, and with that whatever others have on their
+        way: on a busy disk one in a hundred took 10 to 32 ms instead of 8 to 12. SQLite reads frames up to the first that is
+        not its own, so zeros mean nothing."""
+        path = self._directory / f"{FILE_NAME}-wal"
+        try:
+            if not self._files.exists(path) or self._files.free_bytes(self._directory) < ROOM_BYTES:
+                return
+            file = self._files.open(path)
+            try:
+                if (missing := LOG_BYTES - file.size()) > 0:
+                    file.append(bytes(missing))
+                    file.sync()
+            finally:
+                file.close()
+        except OSError as error:
+            log.info("the write-ahead log %s grows as it is used: %s", path, error)
 
     def _read_header(self, db: sqlite3.Connection) -> Header | None:
         (application,) = db.execute("PRAGMA application_id").fetchone()
