@@ -163,5 +163,7 @@ def test_a_java_that_is_gone() -> None:
 def test_a_missing_key_is_called_that() -> None:
     """The function of a pipeline fails in the driver, one that runs on rows in a worker."""
     assert sentence(KeyError("amount")) == "KeyError: 'amount'."
-    worker = "Job aborted\nTraceback (most recent call last):\n  File 'm.py', line 3, in <lambda>\nKeyError: 'amount'\n\tat org.x"
+    worker = (
+        "Job aborted\nTraceback (most recent call last):\n  File 'm.py', line 3, in <lambda>\nKeyError: 'amount'\n\tat org.x"
+    )
     assert sentence(ValueError(worker)) == "KeyError: 'amount'."

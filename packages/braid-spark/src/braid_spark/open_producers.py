@@ -1,8 +1,9 @@
 """`OpenProducers`: the producers of one task attempt, by topic; so many of them are open at the same time and no more.
 
 Owns which producer gives way: the one that was not used for longest, once everything it was handed is stored. For a topic that
-comes up again a new one is opened. Each has a name that was never used before, also because a topic and a partition of it may be
-named side by side: whatever a broker remembers of another one, it takes no row of the new one for a duplicate. Must not know rows or transactions.
+comes up again a new one is opened. Each has a name that was never used before, also because a topic and a partition of it may
+be named side by side: whatever a broker remembers of another one, it takes no row of the new one for a duplicate. Must not know
+rows or transactions.
 """
 
 from __future__ import annotations

@@ -277,15 +277,15 @@ def check_replay(link: Link, identity: Identity) -> None:
     if state is None or state.last != identity.batch:
         known = "a later one was begun" if state is None or state.last is None else f"the output has batch {state.last} already"
         raise SinkError(
-            f"Batch {identity.batch} of the sink {identity.sink} is not written, because {known}: the query's checkpoint is older "
-            "than its output, or another run of the query goes on elsewhere. Go on from the newest checkpoint and start one "
-            "run at a time; to write everything behind this checkpoint again, give the sink a new sinkId."
+            f"Batch {identity.batch} of the sink {identity.sink} is not written, because {known}: the query's checkpoint is "
+            "older than its output, or another run of the query goes on elsewhere. Go on from the newest checkpoint and start "
+            "one run at a time; to write everything behind this checkpoint again, give the sink a new sinkId."
         )
     writer, mine = (each.rpartition("/")[0] for each in (state.last_run or "", identity.run))
     if writer and writer != mine:
         raise SinkError(
-            f"Batch {identity.batch} of the sink {identity.sink} is not written, because another query ({writer}) has written its "
-            "own batch of that number there. Give every query a sinkId of its own, also one that starts with a new checkpoint."
+            f"Batch {identity.batch} of the sink {identity.sink} is not written, because another query ({writer}) has written "
+            "its own batch of that number there. Give every query a sinkId of its own, also one with a new checkpoint."
         )
 
 
