@@ -38,6 +38,8 @@ class FakeReads:
         self.step = 10
 
     async def topic(self, name: str) -> TopicView:
+        if name in self.gone:
+            raise TopicNotFound(f"{name} does not exist.")
         return TopicView(name, "inc", 3, 0, self.segments)
 
     async def topics_matching(self, pattern: str) -> list[str]:
@@ -182,6 +184,19 @@ def test_a_pattern_is_asked_for_once_a_second(link: Any, clock: list[float]) -> 
     clock[0] += reads.LIST_SECONDS
     cluster.topics()
     assert len(link.reads.asked) == 2
+
+
+def test_a_topic_of_a_pattern_that_is_gone_is_looked_for_in_a_new_list(link: Any, clock: list[float]) -> None:
+    """The list may be a second old; whether the topic is lost, it says."""
+    link.reads.gone = {TOPIC}
+    cluster = ClusterReads(link, [], "topic://public/default/.*")
+    assert cluster.topics() == [TOPIC]
+    with pytest.raises(NotReady, match=TOPIC):
+        cluster.view(TOPIC)
+    cluster.topics()
+    assert len(link.reads.asked) == 2
+    with pytest.raises(TopicNotFound):
+        ClusterReads(link, [TOPIC]).view(TOPIC)
 
 
 def piece(start: int, stop: int) -> Piece:

@@ -33,7 +33,11 @@ def test_one_client_for_each_address_and_settings() -> None:
 
 
 def test_a_query_is_patient_unless_told_otherwise() -> None:
-    assert shared_link(NOBODY).client.config.operation_timeout == connections.PATIENCE_SECONDS
+    patient = shared_link(NOBODY).client.config
+    assert (patient.operation_timeout, patient.send_timeout) == (connections.PATIENCE_SECONDS, connections.PATIENCE_SECONDS)
+    more = shared_link(NOBODY, {"operationTimeout": "600"}).client.config
+    assert (more.operation_timeout, more.send_timeout) == (600, 600)
+    assert shared_link(NOBODY, {"sendTimeout": "5"}).client.config.send_timeout == 5
     with Link(NOBODY) as link:
         assert link.client.config.operation_timeout == client_config(None).operation_timeout
 

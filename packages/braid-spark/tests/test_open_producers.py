@@ -121,7 +121,7 @@ def send(brokers: _Brokers, into: OpenProducers, topics: list[str], total: int, 
 
 
 def test_no_row_is_left_out_or_doubled_when_producers_give_way(brokers: _Brokers) -> None:
-    topics = [f"t{number}" for number in range(10)]
+    topics = [f"persistent://public/default/t{number}" for number in range(10)]
     into = producers(brokers)
     send(brokers, into, topics, 600, 40)
     into.drain()

@@ -158,3 +158,12 @@ def test_failures_in_one_sentence(text: str, said: str) -> None:
 
 def test_a_java_that_is_gone() -> None:
     assert sentence(ConnectionRefusedError(111, "Connection refused")).startswith("Spark's Java process has ended")
+
+
+def test_a_missing_key_is_called_that() -> None:
+    """The function of a pipeline fails in the driver, one that runs on rows in a worker."""
+    assert sentence(KeyError("amount")) == "KeyError: 'amount'."
+    worker = (
+        "Job aborted\nTraceback (most recent call last):\n  File 'm.py', line 3, in <lambda>\nKeyError: 'amount'\n\tat org.x"
+    )
+    assert sentence(ValueError(worker)) == "KeyError: 'amount'."

@@ -489,6 +489,21 @@ def test_a_topic_that_disappears_is_a_loss() -> None:
     assert list(end["topics"]) == [TOPIC]
 
 
+def test_a_topic_that_disappears_before_its_batch_is_read_is_a_loss() -> None:
+    """The batch is in the checkpoint by then: a query that was told to go on must not fail at it for ever."""
+    world = split_world()
+    world.by_name[OTHER] = Topic(OTHER)
+    start = pattern_planner().latest(pattern_planner().initial(), Limits(), world)
+    world.send(1)
+    world.send(1, topic=OTHER)
+    end = pattern_planner().latest(start, Limits(), world)
+    del world.by_name[OTHER]
+    with pytest.raises(DataLost, match=rf"{OTHER} are lost, 1 in number"):
+        pattern_planner().partitions(start, end, world)
+    pieces = pattern_planner(fail_on_data_loss=False).partitions(start, end, world)
+    assert {piece.topic for piece in pieces} == {TOPIC}
+
+
 def test_a_topic_that_appears_after_the_cap_waits_for_the_next_run() -> None:
     world, plan = split_world(), pattern_planner()
     start = plan.latest(plan.initial(), Limits(), world)

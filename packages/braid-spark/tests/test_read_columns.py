@@ -35,6 +35,7 @@ def test_the_columns_without_a_schema() -> None:
     assert default_schema(value_format="json").field("value").type == pa.string()
     assert default_schema("pulsar").names[5:9] == ["__messageId", "__publishTime", "__eventTime", "__messageProperties"]
     assert default_schema("kafka").names == ["value", "key", "topic", "partition", "offset", "timestamp", "timestampType"]
+    assert default_schema("kafka", include_headers=True).names[-1] == "headers"
     assert default_schema(value_format="avro", avro_schema=AVRO).names[:3] == ["id", "who", "__key"]
 
 
@@ -83,3 +84,9 @@ def test_avro_types_that_no_column_can_have_are_named() -> None:
         default_schema(value_format="avro", avro_schema=union)
     with pytest.raises(InvalidArgument, match="avroSchema"):
         default_schema(value_format="avro")
+
+
+def test_a_column_that_stands_twice_is_refused() -> None:
+    """Spark would fail in its own words, about buffers."""
+    with pytest.raises(InvalidArgument, match="column value stands twice"):
+        Columns.of(pa.schema([("value", pa.binary()), ("__key", pa.binary()), ("value", pa.binary())]))

@@ -90,7 +90,10 @@ def test_somebody_must_say_where_to_write() -> None:
 def test_rows_go_to_the_topic_they_name_in_order() -> None:
     outgoing = Outgoing(schema("value string, __topic string"), None)
     batch = pa.record_batch({"value": ["1", "2", "3"], "__topic": ["a", "b", "a"]})
-    assert [(topic, block.count) for topic, block in outgoing.blocks(batch)] == [("a", 2), ("b", 1)]
+    assert [(topic, block.count) for topic, block in outgoing.blocks(batch)] == [
+        ("persistent://public/default/a", 2),
+        ("persistent://public/default/b", 1),
+    ]
 
 
 def test_the_option_wins_over_the_column() -> None:
@@ -141,3 +144,23 @@ def test_options_of_producers() -> None:
             given(**wrong)
         assert isinstance(caught.value, BraidError)
         assert "Known" in str(caught.value)
+
+
+def test_spellings_of_a_topic_are_one_topic() -> None:
+    """Two producers for one topic would be of one name, and their rows out of order."""
+    outgoing = Outgoing(schema("value binary, topic string"), None)
+    spelled = ["orders", "persistent://public/default/orders", "public/default/orders", "other", "orders"]
+    batch = pa.record_batch({"value": pa.array([b"%d" % n for n in range(5)], pa.binary()), "topic": spelled})
+    found = {name: block._rows.to_pylist() for name, block in outgoing.blocks(batch)}
+    assert [[row[-1:] for row in found[f"persistent://public/default/{name}"]] for name in ("orders", "other")] == [
+        [b"0", b"1", b"2", b"4"],
+        [b"3"],
+    ]
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("name", ["", " ", "a/b", "http://a/b/c", "persistent://public/default/"])
+def test_a_row_whose_topic_cannot_be_is_told(name: str) -> None:
+    outgoing = Outgoing(schema("value binary, topic string"), None)
+    with pytest.raises(InvalidArgument, match="topic column"):
+        list(outgoing.blocks(pa.record_batch({"value": pa.array([b"v"], pa.binary()), "topic": [name]})))

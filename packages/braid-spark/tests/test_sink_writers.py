@@ -120,6 +120,18 @@ def test_a_second_write_inside_for_each_batch_is_not_left_out_silently(
     assert seen(broker) == Counter([b"a", b"b"])
 
 
+def test_nor_is_it_when_the_query_was_started_again(broker: BackgroundBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first write is skipped, as the batch has it; the second one is another job of the same run."""
+    for run in ("run-1", "run-2", "run-3"):
+        monkeypatch.setattr(writer, "query_of", lambda _task, run=run: ("query", 7, run))
+        first = job(broker)
+        first.commit([sent(first.write(rows("a"))), sent(first.write(rows("b")))])
+        with pytest.raises(SinkError, match="its own txnAppId"):
+            job(broker).write(rows("c"))
+    assert seen(broker) == Counter([b"a", b"b"])
+    assert open_transactions(broker) == 0
+
+
 def test_one_name_and_number_for_two_topics_leaves_out_neither(broker: BackgroundBroker) -> None:
     other = f"{TOPIC}-other"
     for topic in (TOPIC, other, other):
@@ -139,6 +151,54 @@ def test_a_stream_needs_to_know_its_batch(broker: BackgroundBroker, monkeypatch:
         make_stream_writer(options, SCHEMA, False).commit([message], 4)
     make_stream_writer(options, SCHEMA, False).commit([message], 3)
     make_stream_writer(options, SCHEMA, False).abort([message, None], 3)
+    assert seen(broker) == Counter([b"a"])
+
+
+class Query:
+    """A streaming query, batch by batch; inside `foreachBatch` or not."""
+
+    def __init__(self, broker: BackgroundBroker, monkeypatch: pytest.MonkeyPatch, *, is_for_each_batch: bool) -> None:
+        self.broker, self.monkeypatch, self.is_for_each_batch = broker, monkeypatch, is_for_each_batch
+
+    def write(self, query: str, batch: int, run: str, value: str, **options: str) -> Written:
+        for each in (writer, stream_writer):
+            self.monkeypatch.setattr(each, "query_of", lambda _task: (query, batch, run))
+        if self.is_for_each_batch:
+            made = job(self.broker, **options)
+            message = sent(made.write(rows(value)))
+            made.commit([message])
+        else:
+            given = parse({"service.url": self.broker.service_url, "topic": TOPIC, **options})
+            message = sent(make_stream_writer(given, SCHEMA, False).write(rows(value)))
+            make_stream_writer(given, SCHEMA, False).commit([message], batch)
+        assert isinstance(message, Written)
+        return message
+
+
+@pytest.mark.parametrize("is_for_each_batch", [False, True])
+def test_a_checkpoint_older_than_the_output_is_told(
+    broker: BackgroundBroker, monkeypatch: pytest.MonkeyPatch, is_for_each_batch: bool
+) -> None:
+    """Spark does only the newest batch again. One before it has other rows than the one of that number had: what came since."""
+    query = Query(broker, monkeypatch, is_for_each_batch=is_for_each_batch)
+    for batch in range(3):
+        query.write("query", batch, "run-1", f"{batch}")
+    assert query.write("query", 2, "run-2", "2").is_duplicate
+    with pytest.raises(SinkError, match=r"Batch 1 .*output has batch 2 .*checkpoint .*sinkId"):
+        query.write("query", 1, "run-3", "1 and all that came since")
+    query.write("query", 3, "run-4", "3")
+    assert seen(broker) == Counter([b"0", b"1", b"2", b"3"])
+
+
+@pytest.mark.parametrize("is_for_each_batch", [False, True])
+def test_one_name_for_the_sinks_of_two_queries_is_told(
+    broker: BackgroundBroker, monkeypatch: pytest.MonkeyPatch, is_for_each_batch: bool
+) -> None:
+    query = Query(broker, monkeypatch, is_for_each_batch=is_for_each_batch)
+    query.write("query-1", 0, "run-1", "a", sinkId="etl")
+    assert query.write("query-1", 0, "run-2", "a", sinkId="etl").is_duplicate
+    with pytest.raises(SinkError, match=r"Batch 0 .*sink etl .*another query.*sinkId"):
+        query.write("query-2", 0, "run-3", "b", sinkId="etl")
     assert seen(broker) == Counter([b"a"])
 
 

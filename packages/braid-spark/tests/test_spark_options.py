@@ -206,3 +206,11 @@ def test_the_options_module_prints_the_page_and_needs_neither_spark_nor_arrow() 
 def test_options_are_immutable() -> None:
     with pytest.raises(AttributeError):
         parse(NEEDED).topic = "x"  # type: ignore[misc]
+
+
+def test_headers_are_among_kafkas_columns_if_they_are_wanted() -> None:
+    wanted = parse({**NEEDED, "includeHeaders": "true"})
+    assert (wanted.include_headers, wanted.column_names) == (True, "kafka")
+    assert not parse({**NEEDED, "includeHeaders": "false"}).include_headers
+    assert "__properties" in refusal({**NEEDED, "includeHeaders": "true", "columnNames": "braid"})
+    assert "true or false" in refusal({**NEEDED, "includeHeaders": "yes"})

@@ -69,14 +69,17 @@ _SPARK_NAMES: Final = {
 VALUE_FORMATS: Final = ("binary", "string", "json", "avro")
 
 
-def default_schema(names: str = "braid", value_format: str = "binary", avro_schema: str | None = None) -> pa.Schema:
+def default_schema(
+    names: str = "braid", value_format: str = "binary", avro_schema: str | None = None, *, include_headers: bool = False
+) -> pa.Schema:
     """All columns of a read whose user gives no schema."""
     _check_choices(names, value_format)
     if value_format == "avro":
         fields = avro_columns(_needed(avro_schema))
     else:
         fields = [pa.field("value", pa.binary() if value_format == "binary" else pa.string())]
-    metadata = [pa.field(shown, _TYPES[source][0]) for source, shown in _STYLES[names].items()]
+    shown_as = _STYLES[names] | (_ON_REQUEST.get(names, {}) if include_headers else {})
+    metadata = [pa.field(shown, _TYPES[source][0]) for source, shown in shown_as.items()]
     return pa.schema(fields + metadata)
 
 
@@ -102,6 +105,8 @@ class Columns(msgspec.Struct, frozen=True):
             known |= {shown: source for source, shown in style.items()}
         sources, fields = [], []
         for field in schema:
+            if schema.names.count(field.name) > 1:
+                raise InvalidArgument(f"The column {field.name} stands twice in the schema; leave one out.")
             source = known.get(field.name, "")
             if source:
                 _check_type(field, _TYPES[source])

@@ -124,7 +124,7 @@ def patiently(link: Link, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 def client_config(settings: Settings | None, *, patience: float | None = None) -> ClientConfig:
     """Options of the SDK. Spark hides the case of letters, so names may be written in any, with or without underlines.
-    `patience` is the operation timeout if they do not say one.
+    `patience` is the operation timeout if they do not say one; what is sent is then waited for as long as anything else.
 
     Raises ConfigError that names the one which is wrong."""
     known = {field.name.replace("_", ""): field.name for field in msgspec.structs.fields(ClientConfig)}
@@ -141,7 +141,10 @@ def client_config(settings: Settings | None, *, patience: float | None = None) -
             reason = str(error).partition(" - at ")[0]
             raise ConfigError(f"The option {PREFIX}{name} cannot be {value!r}: {reason[:1].lower()}{reason[1:]}.") from None
         values[name] = value
-    return msgspec.convert(values, ClientConfig, strict=False)
+    made = msgspec.convert(values, ClientConfig, strict=False)
+    if patience is None or "send_timeout" in values:
+        return made
+    return msgspec.structs.replace(made, send_timeout=max(made.send_timeout, made.operation_timeout))
 
 
 def _plain(name: str) -> str:

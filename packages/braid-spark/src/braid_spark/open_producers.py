@@ -1,8 +1,9 @@
 """`OpenProducers`: the producers of one task attempt, by topic; so many of them are open at the same time and no more.
 
 Owns which producer gives way: the one that was not used for longest, once everything it was handed is stored. For a topic that
-comes up again a new one is opened, under a name that was never used before: whatever a broker remembers of the old one, it
-takes no row of the new one for a duplicate. Must not know rows or transactions.
+comes up again a new one is opened. Each has a name that was never used before, also because a topic and a partition of it may
+be named side by side: whatever a broker remembers of another one, it takes no row of the new one for a duplicate. Must not know
+rows or transactions.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class OpenProducers:
         self._options = options
         self._name = name
         self._open: OrderedDict[str, Producer] = OrderedDict()
-        self._times_opened: dict[str, int] = {}
+        self._opened = 0
         self._sent: dict[str, list[asyncio.Future[None]]] = {}
         """By topic: of what was handed over and may not be stored yet. Belongs to the loop."""
 
@@ -68,10 +69,10 @@ class OpenProducers:
             oldest = next(iter(self._open))
             self._link.run(partial(self._stored, [oldest]))
             self._end(oldest, self._open.pop(oldest))
-        times = self._times_opened[topic] = self._times_opened.get(topic, 0) + 1
+        self._opened += 1
         name = self._name()
-        if name is not None and times > 1:
-            name = f"{name}-{times}"
+        if name is not None and self._opened > 1:
+            name = f"{name}-{self._opened}"
 
         async def opened() -> Producer:
             return await self._link.client.producer(topic, name=name, deduplication=True, **self._options)

@@ -188,6 +188,15 @@ TABLE: Final[tuple[Option, ...]] = (
         default="`braid`",
     ),
     Option(
+        "includeHeaders",
+        "include_headers",
+        flag,
+        "`true`, `false`",
+        "Whether Kafka's columns have `headers`, the properties of a message; its columns are meant if this is set",
+        "r",
+        default="`false`",
+    ),
+    Option(
         "valueFormat",
         "value_format",
         one_of("binary", "string", "json", "avro"),

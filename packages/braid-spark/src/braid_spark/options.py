@@ -23,7 +23,7 @@ _SPARK_OWN: Final = frozenset({"outputmode", "asyncprogresstrackingcheckpointint
 """Spark's own options, which it shows to sinks as well."""
 _IGNORED: Final = frozenset({"admin.url"})
 """pulsar-spark's options that have no meaning here."""
-_KAFKA_SIGNS: Final = frozenset({"kafka.bootstrap.servers", "subscribe", "subscribepattern"})
+_KAFKA_SIGNS: Final = frozenset({"kafka.bootstrap.servers", "subscribe", "subscribepattern", "includeheaders"})
 """Names by which a query taken from Kafka is known; its columns are then called as there."""
 
 ColumnNames = Literal["braid", "pulsar", "kafka"]
@@ -53,6 +53,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     fail_on_data_loss: bool = True
     subscription: str | None = None
     column_names: ColumnNames = "braid"
+    include_headers: bool = False
     value_format: ValueFormat = "binary"
     avro_schema: str | None = None
     semantics: Literal["exactly-once", "at-least-once"] = "exactly-once"
@@ -171,6 +172,11 @@ def _combined(fields: dict[str, Any], origin: Mapping[str, str]) -> dict[str, An
         raise ConfigError(
             f"{origin['maxMessagesPerPartition']} splits a segment by position, which breaks the order of its keys. "
             "Set ordering=none, or use minPartitions or keySplit."
+        )
+    if fields.get("include_headers") and fields["column_names"] != "kafka":
+        raise ConfigError(
+            f"includeHeaders is about Kafka's columns, and columnNames = {fields['column_names']} has the properties as "
+            "__properties. Leave one of them out."
         )
     least, most = fields.get("min_messages_per_trigger"), fields.get("max_messages_per_trigger")
     if least is not None and most is not None and least > most:

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import ArrayType, BinaryType, DataType, LongType, MapType, StringType, StructType, TimestampType
 
-from braid.errors import ConfigError, InvalidArgument
+from braid.errors import ConfigError, InvalidArgument, InvalidTopicName
+from braid.model.names import TopicName
 from braid_spark.blocks import ArrowBlock
 from braid_spark.options import PRODUCER_PREFIX, Options
 
@@ -61,9 +62,12 @@ class Outgoing:
         names = batch.column(self._columns["topic"])
         if names.null_count:
             raise InvalidArgument("A row names no topic in its topic column; give the option topic, or leave such rows out.")
+        spellings: dict[str, list[str]] = {}
+        for name in pc.unique(names).to_pylist():
+            spellings.setdefault(_full_name(name), []).append(name)
         known = frozenset(first)
-        for name in sorted(pc.unique(names).to_pylist(), key=lambda each: each not in known):
-            yield name, self._block(batch.filter(pc.equal(names, name)))
+        for topic in sorted(spellings, key=lambda each: each not in known):
+            yield topic, self._block(batch.filter(pc.is_in(names, pa.array(spellings[topic], names.type))))
 
     def _block(self, batch: pa.RecordBatch) -> ArrowBlock:
         def column(part: str) -> pa.Array | None:
@@ -76,6 +80,14 @@ class Outgoing:
             event_times=column("event_time"),
             properties=_properties(column("properties")),
         )
+
+
+def _full_name(topic: str) -> str:
+    """Of a topic as a row names it: one topic has one producer, however it is spelled."""
+    try:
+        return str(TopicName.parse(topic))
+    except InvalidTopicName as error:
+        raise InvalidArgument(f"A row names {topic!r} in its topic column, which cannot be: {error}") from None
 
 
 def _columns(schema: StructType, *, is_topic_given: bool) -> dict[str, int]:

@@ -116,6 +116,10 @@ class Planner:
                     f"The offset {canonical_json(end)} does not say where {name} begins. The checkpoint is damaged or of "
                     "another query; start with a new one."
                 )
+            if reads is not None and self._options.topics_pattern is not None and name not in reads.topics():
+                for piece in _between(name, before, last.topics[name]):
+                    self._losses.gone(name, piece.segment, piece.start, piece.stop)
+                continue
             view = None if reads is None else reads.view(name)
             if reads is not None and view is not None:
                 check_incarnation(name, last.topics[name].inc, view, reads)

@@ -58,10 +58,16 @@ class ClusterReads:
         return self._names
 
     def view(self, topic: str) -> TopicView:
-        """The segments of a topic; raises TopicNotFound."""
+        """The segments of a topic; raises TopicNotFound, of one that the list still has NotReady: the next list tells."""
         view = self._views.get(topic)
         if view is None:
-            view = self._views[topic] = self._link.run(lambda: self._link.reads.topic(topic))
+            try:
+                view = self._views[topic] = self._link.run(lambda: self._link.reads.topic(topic))
+            except TopicNotFound:
+                if self._pattern is None:
+                    raise
+                self._listed_at = -LIST_SECONDS
+                raise NotReady(f"{topic} was deleted just now, or is being made. Try again.") from None
         return view
 
     def states(self, topic: str, ids: Iterable[int]) -> dict[int, SegmentState]:

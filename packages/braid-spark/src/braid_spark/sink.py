@@ -41,7 +41,8 @@ class Identity:
     """Stays the same when the query is started again."""
     batch: int
     run: str
-    """Another one each time the query is started."""
+    """Another one each time the query is started. Of a sink that the user named, `QUERY/RUN`: two queries may have got one
+    name."""
 
 
 @dataclass(frozen=True)
@@ -266,6 +267,40 @@ def decide(link: Link, messages: Sequence[Written | None]) -> int:
         )
         return 0
     return sum(each.rows for each in written)
+
+
+def check_replay(link: Link, identity: Identity) -> None:
+    """The output has this batch of a query already, or a later one: rightly if it is the last one there and the same query
+    wrote it, because Spark does only its newest batch again. All else are other rows, which must not get lost without a word.
+    Raises SinkError."""
+    state = patiently(link, lambda: link.client.sink(identity.sink))
+    if state is None or state.last != identity.batch:
+        known = "a later one was begun" if state is None or state.last is None else f"the output has batch {state.last} already"
+        raise SinkError(
+            f"Batch {identity.batch} of the sink {identity.sink} is not written, because {known}: the query's checkpoint is "
+            "older than its output, or another run of the query goes on elsewhere. Go on from the newest checkpoint and start "
+            "one run at a time; to write everything behind this checkpoint again, give the sink a new sinkId."
+        )
+    writer, mine = (each.rpartition("/")[0] for each in (state.last_run or "", identity.run))
+    if writer and writer != mine:
+        raise SinkError(
+            f"Batch {identity.batch} of the sink {identity.sink} is not written, because another query ({writer}) has written "
+            "its own batch of that number there. Give every query a sinkId of its own, also one with a new checkpoint."
+        )
+
+
+def is_only(link: Link, identity: Identity) -> bool:
+    """Note a batch without rows, which shows who comes here first; whether that is this run."""
+    client, name, number, run = link.client, identity.sink, identity.batch, identity.run
+
+    async def note() -> bool:
+        begun = await client.begin_sink(name, number, run, timeout=RETIRE_SECONDS)
+        if begun.decider is not None:
+            await client.decide_batch(name, number, run, str(begun.decider.id), ())
+        state = await client.sink(name)
+        return state is not None and state.last_run == run
+
+    return patiently(link, note)
 
 
 def give_up(link: Link, txns: Iterable[str]) -> None:

@@ -55,7 +55,8 @@ class BraidDataSource(DataSource):
         options = self._parsed.for_reading()
         check_topics(options)
         options = with_avro_schema(options)
-        return from_arrow_schema(default_schema(options.column_names, options.value_format, options.avro_schema))
+        names, value_format, avro_schema = options.column_names, options.value_format, options.avro_schema
+        return from_arrow_schema(default_schema(names, value_format, avro_schema, include_headers=options.include_headers))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from braid_spark.reader import BraidReader

@@ -75,7 +75,7 @@ class BraidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         reads = self._cluster()
         reads.refresh()
-        self._target = self._plan().cap(reads)
+        self._target = self._patiently(lambda: self._plan().cap(reads))
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         reads = self._cluster()
@@ -88,7 +88,8 @@ class BraidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Shown by the query's progress: how far each segment goes, and how much is not read yet."""
-        return None if self._end is None else self._plan().lag(self._end, self._cluster())
+        end, reads = self._end, self._cluster()
+        return None if end is None else self._patiently(lambda: self._plan().lag(end, reads))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         reads = self._cluster()

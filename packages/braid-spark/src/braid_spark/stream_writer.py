@@ -39,7 +39,10 @@ class BraidStreamWriter(DataSourceStreamArrowWriter):
         self._outgoing = Outgoing(schema, options.topic)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._attempt().write(iterator)
+        message = self._attempt().write(iterator)
+        if message.is_duplicate and message.identity is not None:
+            sink.check_replay(self._link(), message.identity)
+        return message
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         written = of(messages)

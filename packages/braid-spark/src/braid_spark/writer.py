@@ -65,15 +65,18 @@ class BraidWriter(DataSourceArrowWriter):
         return shared_link(self._options.url, self._options.client)
 
     def _check_replay(self, identity: Identity) -> None:
-        """A batch of a query is there already: rightly if an earlier run wrote it. If this one did, these are other rows, which
-        must not get lost without a word."""
+        """A batch of a query is there already: rightly if an earlier run wrote it, and this job is the one that does it again.
+        A second job of the batch has other rows, which must not get lost without a word."""
         link = self._link()
         state = patiently(link, lambda: link.client.sink(identity.sink))
-        if state is not None and (state.last, state.last_run) == (identity.batch, identity.run):
+        is_own = state is not None and (state.last, state.last_run) == (identity.batch, identity.run)
+        if not is_own:
+            sink.check_replay(link, identity)
+        if is_own or not sink.is_only(link, Identity(f"{identity.sink}/again/{identity.run}", 0, self._run)):
             raise SinkError(
-                f"Batch {identity.batch} of the sink {identity.sink} was written by this run already, so that a second write "
-                "to the same topic would be left out. Give every write inside foreachBatch its own txnAppId, with the batch's "
-                "number as txnVersion."
+                f"Batch {identity.batch} of the sink {identity.sink} has another write already, so that a second write to the "
+                "same topic would be left out. Give every write inside foreachBatch its own txnAppId, with the batch's number "
+                "as txnVersion."
             )
 
     def _attempt(self) -> Attempt:
@@ -127,7 +130,9 @@ def query_of(task: TaskContext | None) -> tuple[str, int, str] | None:
 def sink_of(options: Options, query: tuple[str, int, str]) -> Identity:
     """The batch of a streaming query that a task writes; the query's id lives in its checkpoint."""
     query_id, batch, run = query
-    return Identity(options.sink_id or f"{query_id}/{options.topic or '*'}", batch, run)
+    if options.sink_id is not None:
+        return Identity(options.sink_id, batch, f"{query_id}/{run}")
+    return Identity(f"{query_id}/{options.topic or '*'}", batch, run)
 
 
 def of(messages: Sequence[WriterCommitMessage | None]) -> list[Written | None]:

@@ -43,7 +43,7 @@ def kafka_query(spark: SparkSession, format_name: str, servers: str, source: str
 
 def kafka_batch(spark: SparkSession, format_name: str, servers: str, topic: str) -> DataFrame:
     read = spark.read.format(format_name).option("kafka.bootstrap.servers", servers).option("subscribe", topic)
-    return read.option("startingOffsets", "earliest").option("endingOffsets", "latest").load()
+    return read.option("startingOffsets", "earliest").option("endingOffsets", "latest").option("includeHeaders", "true").load()
 
 
 def pulsar_query(
@@ -80,7 +80,7 @@ def test_a_query_written_for_kafka(
     send(source, [(f"k{number % 3}", f"a{number} b{number}") for number in range(50)])
     kafka_query(spark, "braid", broker.service_url, source, target, str(tmp_path / "state"))
     written = kafka_batch(spark, "braid", broker.service_url, target)
-    assert {"key", "value", "topic", "partition", "offset", "timestamp", "timestampType"} <= set(written.columns)
+    assert {"key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"} <= set(written.columns)
     rows = written.selectExpr("CAST(key AS STRING)", "get_json_object(CAST(value AS STRING), '$.word') AS word").collect()
     assert sorted(row.word for row in rows) == sorted(f"{letter}{number}" for number in range(50) for letter in "ab")
     assert {row.key for row in rows} == {"k0", "k1", "k2"}

@@ -11,6 +11,8 @@ from braid.errors import BraidError
 
 MAX_CHARS = 600
 _RAISED = re.compile(r"^\s*([A-Za-z_][\w.]*(?:Error|Exception|Exit|[A-Z]\w+)): (.+)$")
+_SAYS_LITTLE = ("KeyError", "IndexError", "AssertionError", "StopIteration", "AttributeError", "ZeroDivisionError")
+"""Errors of Python whose words mean nothing without their name: of a missing key, the key."""
 _NOISE = ("py4j.", "java.", "org.apache.spark.SparkException", "org.apache.spark.api.python.PythonException")
 _CLASS = re.compile(r"^\[[A-Z][A-Z0-9_.]*\]\s*")
 _STATE = re.compile(r"\s*SQLSTATE: \w+")
@@ -30,7 +32,8 @@ def sentence(error: BaseException) -> str:
     """The innermost message of an error of Spark, on one line."""
     if is_java_gone(error):
         return "Spark's Java process has ended; it was killed, or ran out of memory."
-    text = str(error) or type(error).__name__
+    kind = type(error).__name__
+    text = f"{kind}: {error}" if kind in _SAYS_LITTLE and str(error) else str(error) or kind
     inner = _innermost(text)
     lines = [line.strip() for line in (inner or text).strip().splitlines() if line.strip()]
     first = _STATE.sub("", _CLASS.sub("", lines[0] if lines else type(error).__name__)).strip()
@@ -49,6 +52,6 @@ def _innermost(text: str) -> str | None:
             is_inside = True
         elif is_inside and (match := _RAISED.match(line)) and not line.startswith((" ", "\t")):
             if not match[1].startswith(_NOISE):
-                found = match[2]
+                found = match[0].strip() if match[1] in _SAYS_LITTLE else match[2]
             is_inside = False
     return found
