@@ -94,7 +94,7 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
         dead_letter: DeadLetterPolicy | None = None,
         nack_backoff: Backoff | None = None,
     ) -> None:
-        super().__init__(client, topic, checked_name("name", name, f"queue-{client.runtime.token(10)}"), schema)
+        super().__init__(client, topic, checked_name("name", name, f"queue-{client.runtime.token()}"), schema)
         if ack_timeout is not None and not is_seconds(ack_timeout):
             raise InvalidArgument(f"ack_timeout={ack_timeout!r} cannot be used; give seconds above 0, or None for no limit.")
         if not is_none_or(dead_letter, DeadLetterPolicy) or not is_none_or(nack_backoff, Backoff):

@@ -52,7 +52,7 @@ class StreamConsumer(TransactionalStream):
         initial: Literal["earliest", "latest"] = "earliest",
         schema: Any = None,
     ) -> None:
-        super().__init__(client, topic, checked_name("name", name, f"stream-{client.runtime.token(10)}"), schema)
+        super().__init__(client, topic, checked_name("name", name, f"stream-{client.runtime.token()}"), schema)
         self.subscription = checked_text("subscription", subscription)
         self._initial = initial_position(initial)
         self._session = ConsumerSession(
