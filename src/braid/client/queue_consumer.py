@@ -44,11 +44,15 @@ class Backoff(msgspec.Struct, frozen=True):
     longest: float = 600.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.first <= self.longest:
+        if not (_is_pause(self.first) and _is_pause(self.longest) and self.first <= self.longest):
             raise InvalidArgument(f"A back-off from {self.first} to {self.longest} s cannot be used; 0 <= first <= longest.")
 
     def pause(self, redeliveries: int) -> float:
         return min(self.first * 2.0 ** min(redeliveries, 60), self.longest)
+
+
+def _is_pause(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
 class QueueLane(TopicConsumer):

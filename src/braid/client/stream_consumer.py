@@ -327,6 +327,8 @@ class StreamConsumer(TransactionalStream):
     def _own(self, message: Message | MessageId) -> tuple[MessageId, PositionVector | None]:
         if self.is_closed:
             raise Closed(f"The consumer of {self.topic} was closed; what it had not acknowledged comes again.")
+        if isinstance(self.failure, NotFound):
+            self._check()  # the topic is gone: that counts, not what else came of it
         self._session.check()
         own = self._origin.own(message)
         if own.segment_id < 0:
