@@ -73,10 +73,10 @@ class DeadLetters:
 
 
 def _checked_topic(given: object, origin: TopicName) -> TopicName:
-    """Where an application wants its dead letters; checked when the consumer is made, because later nobody hears of a mistake."""
+    """Where an application wants its dead letters; checked when the consumer is made: later nobody hears of a mistake."""
     topic = TopicName.parse(checked_text("topic of the dead letters", given))
     if topic.domain not in (Domain.TOPIC, Domain.PERSISTENT) or topic.scalable == origin.scalable:
         raise InvalidArgument(
-            f"Dead letters of {origin} cannot go to {topic}; give another topic://... or persistent://... name, or none for -DLQ."
+            f"Dead letters of {origin} cannot go to {topic}; give another topic://... or persistent://... name, or none: -DLQ."
         )
     return topic

@@ -3,7 +3,7 @@ cursors of every subscription; cursors that belong to no subscription go.
 
 A missing topic is made anew (L-06), a missing cursor is made, and an active segment whose log was terminated without an
 operation is replaced (L-04), because nobody could ever write to its range again. Runs as an operation of the topic, so no
-layout changes meanwhile; each repair can be repeated. Also when there is nothing to look after: a topic at rest needs no leader.
+layout changes meanwhile; each repair can be repeated. Where nothing is to be looked after, a topic is left at rest.
 """
 
 from __future__ import annotations
@@ -58,7 +58,11 @@ async def look_after(work: TopicWork, notify: Notify) -> list[int]:
 
 async def is_unneeded(work: TopicWork) -> bool:
     """Whether the topic can be left alone: nothing is sealed, under way or to be repaired, and no client is there."""
-    if work.pending is not None or any(work.strays.values()) or len(work.layout.active_segments) < len(work.layout.all_segments):
+    if (
+        work.pending is not None
+        or any(work.strays.values())
+        or len(work.layout.active_segments) < len(work.layout.all_segments)
+    ):
         return False
     records = await work.subscriptions()
     if work.unreadable or any(record.pending is not None for record in records.values()):

@@ -432,7 +432,9 @@ async def test_regular_topics(broker: InProcessBroker, client: Client) -> None:
         assert by_key(got) == expected(0, 24)
 
 
-@pytest.mark.parametrize("start", [MessageId(1, 2), -1, True, "earliest", NAIVE, BEFORE_1970, 1 << 63], ids=lambda value: str(value)[:10])
+@pytest.mark.parametrize(
+    "start", [MessageId(1, 2), -1, True, "earliest", NAIVE, BEFORE_1970, 1 << 63], ids=lambda value: str(value)[:10]
+)
 async def test_starts_that_cannot_be_used(broker: InProcessBroker, client: Client, start: object) -> None:
     with pytest.raises(InvalidArgument, match="start="):
         await client.checkpoint_consumer(TOPIC, start=start)  # type: ignore[arg-type]

@@ -152,9 +152,9 @@ async def test_arguments_that_cannot_be_used(client: Client) -> None:
             error = raised
         assert isinstance(error, InvalidArgument), (kind, arguments, error)
         assert said in str(error)
-    for topic in ("", 5, ONE, "persistent://public/default/one", "non-persistent://public/default/dead"):
+    for place in ("", 5, ONE, "persistent://public/default/one", "non-persistent://public/default/dead"):
         with pytest.raises(InvalidArgument, match=r"topic of the dead letters|Dead letters of topic://public/default/one"):
-            await client.queue_consumer(ONE, "s", dead_letter=DeadLetterPolicy(1, topic))  # type: ignore[arg-type]
+            await client.queue_consumer(ONE, "s", dead_letter=DeadLetterPolicy(1, place))  # type: ignore[arg-type]
     with pytest.raises(InvalidTopicName, match="unknown domain"):
         await client.queue_consumer(ONE, "s", dead_letter=DeadLetterPolicy(1, "foo://public/default/dead"))
     for pause in ("1", -1, None, math.nan):

@@ -338,3 +338,22 @@ async def test_a_deleted_topic_ends_its_consumers(broker: InProcessBroker, clien
         await broker.nodes[0].service.scalable.delete_topic(NAME, force=True)
         with pytest.raises(TopicNotFound):
             await waiting
+
+
+async def test_nothing_is_kept_of_batches_that_went_to_others(broker: InProcessBroker, client: Client) -> None:
+    """What is acknowledged of a batch is remembered here only until the rest of it goes elsewhere, and counts there."""
+    backoff = Backoff(first=0.0)
+    controller = await leader(broker)
+    async with client.queue_consumer(TOPIC, "q", initial="earliest", nack_backoff=backoff) as consumer:
+        async with client.producer(TOPIC) as producer:
+            await asyncio.gather(*[producer.send(b"%d" % number, key="k") for number in range(4)])
+        got = [await consumer.receive(SECONDS) for _ in range(4)]
+        assert {each.id.batch_size for each in got} == {4}
+        await consumer.acknowledge(got[0])
+        await consumer.negative_acknowledge(got[1])
+        again = await consumer.receive(SECONDS)
+        assert again.payload == b"1"  # the others are with the application, or acknowledged
+        assert [lane._open_batches for lane in consumer._lanes.values()] == [{}, {}]
+        for message in (*got[2:], again):
+            await consumer.acknowledge(message, wait=True)
+        assert (await controller.stats())["subscriptions"]["q"]["backlog"] == 0
