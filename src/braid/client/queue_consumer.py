@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import logging
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -31,10 +32,13 @@ from braid.wire.types import InitialPosition, SubType
 
 if TYPE_CHECKING:
     from braid.client.client import Client
+    from braid.client.connection import Connection
 
 log = logging.getLogger(__name__)
 ACK_TIMEOUT_GRAIN = 0.05
 """Overdue messages are looked for at most so often, as a part of the ack timeout."""
+RESET_SECONDS = 1.0
+"""From a lane that was closed by its broker to a look at drained segments: by then all segments are set back."""
 
 
 class Backoff(msgspec.Struct, frozen=True):
@@ -58,10 +62,19 @@ def _is_pause(value: object) -> bool:
 class QueueLane(TopicConsumer):
     """The lane of one segment."""
 
-    def __init__(self, client: Client, owner: LaneOwner, topic: str, options: LaneOptions) -> None:
+    def __init__(
+        self, client: Client, owner: LaneOwner, topic: str, options: LaneOptions, attached_again: Callable[[], None]
+    ) -> None:
         super().__init__(client, owner, topic, options)
+        self._attached_again = attached_again
         self.held: dict[MessageId, float] = {}
         """Messages the application has and did not settle, oldest first, with the time when they are taken for lost."""
+
+    def begin(self, connection: Connection) -> None:
+        is_again = self.was_attached
+        super().begin(connection)
+        if is_again:
+            self._attached_again()
 
     def hand_out(self, message_id: MessageId, deadline: float) -> None:
         self.held.pop(message_id, None)  # so that it goes to the end
@@ -252,7 +265,7 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
             shown_topic=self.topic,
             origin=self._origin,
         )
-        lane = self._lanes[info.segment_id] = QueueLane(self.client, self, topic, options)
+        lane = self._lanes[info.segment_id] = QueueLane(self.client, self, topic, options, self._attached_again)
         lane.open_soon()
 
     def _leave_if_drained(self, lane: QueueLane) -> None:
@@ -269,6 +282,15 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
         self._drained[segment_id] = self.clock.monotonic() + self.config.drained_check
         if self._recheck is None:
             self._recheck = self.clock.call_later(self.config.drained_check, self._look_again)
+
+    def _attached_again(self) -> None:
+        """A broker has closed a lane, as it does when the subscription is set back: then drained ones have messages again."""
+        if self._drained and not self.is_closed:
+            now = self.clock.monotonic()
+            self._drained = {number: min(when, now + RESET_SECONDS) for number, when in self._drained.items()}
+            if self._recheck is not None:
+                self._recheck.cancel()
+            self._recheck = self.clock.call_later(max(0.0, min(self._drained.values()) - now), self._look_again)
 
     def _look_again(self) -> None:
         """A subscription can be set back: after a while drained segments are attached to again, and left again if need be."""

@@ -161,8 +161,10 @@ async def test_pruned_segments_are_left(broker: InProcessBroker, client: Client)
         assert numbers(await take(consumer, 8)) == list(range(8))
 
 
-async def test_a_drained_segment_that_was_set_back_is_read_again(broker: InProcessBroker) -> None:
-    config = ClientConfig(drained_check=1.0)
+@pytest.mark.parametrize("seconds", [1.0, 3600.0])
+async def test_a_drained_segment_that_was_set_back_is_read_again(broker: InProcessBroker, seconds: float) -> None:
+    """Soon, because brokers close the consumers of a subscription that is set back; else at the next look."""
+    config = ClientConfig(drained_check=seconds)
     controller = await leader(broker)
     async with (
         braid.connect(broker.service_url, config=config) as client,
