@@ -127,8 +127,8 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
         """Sealed segments that everything of was acknowledged, with the time to look again."""
         self._refused: list[tuple[float, int, QueueLane, int, Position]] = []
         """Heap of entries to be sent again: time, a number to break ties, the lane and its attachment, where."""
-        self._refused_entries: set[tuple[QueueLane, int, Position]] = set()
-        """The same, to be found."""
+        self._refused_entries: dict[tuple[QueueLane, int, Position], int] = {}
+        """The same to be found, with their numbers; what is not here any more was sent again for another reason."""
         self._number = 0
         self._refused_timer: tuple[float, Timer] | None = None
         self._ack_timer: Timer | None = None
@@ -323,6 +323,8 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
             if positions := lane.overdue(now):
                 log.info("%d entries of %s were not acknowledged in %g s and are sent again", len(positions), lane.topic, limit)
                 lane.redeliver(positions)
+                for each in positions:  # what was refused in the same batch comes with it
+                    self._refused_entries.pop((lane, lane.attachments, each), None)
             if lane.held:
                 next_deadline = min(next_deadline, next(iter(lane.held.values())))
         self._ack_timer = None
@@ -345,8 +347,8 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
         position = Position(message_id.ledger_id, message_id.entry_id)
         if (lane, lane.attachments, position) in self._refused_entries:
             return
-        self._refused_entries.add((lane, lane.attachments, position))
         self._number += 1
+        self._refused_entries[lane, lane.attachments, position] = self._number
         when = self.clock.monotonic() + self._backoff.pause(redeliveries)
         heapq.heappush(self._refused, (when, self._number, lane, lane.attachments, position))
         self._set_refused_timer()
@@ -367,8 +369,10 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
         now = self.clock.monotonic()
         wanted: dict[QueueLane, dict[Position, None]] = {}
         while self._refused and self._refused[0][0] <= now:
-            _when, _number, lane, attachments, position = heapq.heappop(self._refused)
-            self._refused_entries.discard((lane, attachments, position))
+            _when, number, lane, attachments, position = heapq.heappop(self._refused)
+            if self._refused_entries.get((lane, attachments, position)) != number:
+                continue
+            del self._refused_entries[lane, attachments, position]
             if attachments == lane.attachments:  # else it was sent again when the lane was attached anew
                 wanted.setdefault(lane, {})[position] = None
         for lane, positions in wanted.items():

@@ -359,3 +359,21 @@ async def test_nothing_is_kept_of_batches_that_went_to_others(broker: InProcessB
         for message in (*got[2:], again):
             await consumer.acknowledge(message, wait=True)
         assert (await controller.stats())["subscriptions"]["q"]["backlog"] == 0
+
+
+async def test_a_batch_refused_in_part_and_forgotten_in_part_is_sent_again_once(broker: InProcessBroker) -> None:
+    """Else it is counted twice, and its messages are dead letters before they were tried as often as the policy says."""
+    clock = ManualClock()
+    async with braid.connect(broker.service_url, runtime=Runtime(clock=clock)) as client:
+        options = Backoff(first=1.5, longest=1.5)
+        async with client.queue_consumer(TOPIC, "q", initial="earliest", ack_timeout=1.0, nack_backoff=options) as consumer:
+            async with client.producer(TOPIC) as producer:
+                await asyncio.gather(*[producer.send(b"%d" % number, key="k") for number in range(2)])
+            for count in range(3):
+                got = [await consumer.receive() for _ in range(2)]
+                assert [each.redelivery_count for each in got] == [count, count]
+                await consumer.negative_acknowledge(got[0])
+                await clock.advance(1.0)  # the other one is overdue; both come
+                while len(consumer._queue) < 2:  # noqa: ASYNC110 - the broker takes its own time
+                    await asyncio.sleep(0.005)
+                await clock.advance(0.9)  # when the refused one would have come by itself
