@@ -154,8 +154,8 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
             return
         if isinstance(error, DataLost):
             self._fail_outdated(lane.segment_id, error)
-        elif not isinstance(error, NotFound):
-            self.fail(error)
+        elif not isinstance(error, NotFound) or self.layouts.is_synthetic:
+            self.fail(error)  # partitions go only with their topic, which no layout tells
         elif self.layouts.failure is None:
             self._vanished(lane.segment_id)
 

@@ -229,7 +229,7 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
         assert isinstance(lane, QueueLane)
         if self.is_closed or isinstance(error, Closed) or self._lanes.get(lane.segment_id) is not lane:
             return
-        if isinstance(error, NotFound) and self.layouts.failure is None:
+        if isinstance(error, NotFound) and self.layouts.failure is None and not self.layouts.is_synthetic:
             log.info("segment %d of %s is gone: %s", lane.segment_id, self.topic, error)
             self._queue.drop(lane)
             del self._lanes[lane.segment_id]

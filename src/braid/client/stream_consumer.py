@@ -175,8 +175,8 @@ class StreamConsumer(TransactionalStream):
             return
         if self._lanes.get(lane.segment_id) is not lane or lane.releasing is not None:
             return
-        if isinstance(error, NotFound):
-            # Pruned, or the topic was deleted, which the layout session tells.
+        if isinstance(error, NotFound) and not self.layouts.is_synthetic:
+            # Pruned, or the topic was deleted, which the layout session tells; of a regular one, nobody else does.
             log.info("segment %d of %s is gone: %s", lane.segment_id, self.topic, error)
             lane.doom("does not exist any more.")
             del self._lanes[lane.segment_id]

@@ -181,3 +181,21 @@ async def test_after_its_topic_was_deleted_a_stream_consumer_says_so() -> None:
                 await consumer.receive(SECONDS)
             with pytest.raises(TopicNotFound, match=ONE):
                 await consumer.acknowledge_cumulative(received[-1])
+
+
+async def test_consumers_of_a_deleted_regular_topic_say_so() -> None:
+    """Its partitions do not come back, and no layout tells of their end."""
+    async with InProcessBroker(with_http=False) as broker, braid.connect(broker.service_url) as client:
+        service, name = broker.nodes[0].service, TopicName.parse("persistent://public/default/parts")
+        await service.create_partitioned(name, 3)
+        made: list[Any] = [
+            await client.stream_consumer(str(name), "s"),
+            await client.queue_consumer(str(name), "q"),
+            await client.checkpoint_consumer(str(name)),
+            await client.checkpoint_consumer(str(name), group="g"),
+        ]
+        await service.delete_partitioned(name, force=True)
+        for consumer in made:
+            with pytest.raises(TopicNotFound, match="persistent://public/default/parts-partition-"):
+                await consumer.receive(SECONDS)
+            await consumer.close()
