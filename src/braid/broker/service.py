@@ -230,14 +230,17 @@ class BrokerService(ScalableTopics):
         topic = Topic(self, name)
         properties = None if incarnation is None else {INCARNATION: incarnation}
         retention = policies.retention
-        managed = await self.logs.open(
-            name.managed_ledger_name,
-            topic,
-            create=not is_known,
-            properties=properties,
-            retention_minutes=retention.retention_time_in_minutes,
-            retention_mb=retention.retention_size_in_mb,
-        )
+        try:
+            managed = await self.logs.open(
+                name.managed_ledger_name,
+                topic,
+                create=not is_known,
+                properties=properties,
+                retention_minutes=retention.retention_time_in_minutes,
+                retention_mb=retention.retention_size_in_mb,
+            )
+        except TopicNotFound:
+            raise TopicNotFound(f"The topic {name} does not exist; it was deleted a moment ago.") from None
         try:
             if not is_known:
                 await self.check_created(name, properties)

@@ -58,7 +58,7 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
         name: str | None = None,
         schema: Any = None,
     ) -> None:
-        super().__init__(client, topic, checked_name("name", name, f"checkpoint-{client.runtime.token(10)}"), schema)
+        super().__init__(client, topic, checked_name("name", name, f"checkpoint-{client.runtime.token()}"), schema)
         self.group = None if group is None else checked_text("group", group)
         self._start = understood_start(start)
         self._places: dict[int, Place] = {}
@@ -154,8 +154,8 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
             return
         if isinstance(error, DataLost):
             self._fail_outdated(lane.segment_id, error)
-        elif not isinstance(error, NotFound):
-            self.fail(error)
+        elif not isinstance(error, NotFound) or self.layouts.is_synthetic:
+            self.fail(error)  # partitions go only with their topic, which no layout tells
         elif self.layouts.failure is None:
             self._vanished(lane.segment_id)
 
@@ -249,7 +249,7 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
         place = self._places[segment_id]
         assert isinstance(place, MessageId | AtTime)
         options = LaneOptions(
-            subscription=f"{self.name}-{self.client.runtime.token(8)}",
+            subscription=f"reader-{self.client.runtime.token()}",  # not of our name: that may be one no subscription can have
             sub_type=SubType.EXCLUSIVE,
             name=f"{self.name}-seg-{segment_id}",
             initial=InitialPosition.LATEST,

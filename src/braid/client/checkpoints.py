@@ -102,7 +102,7 @@ def understood_start(start: object) -> MessageId | Checkpoint | AtTime:
     if isinstance(start, datetime.datetime):
         if start.tzinfo is None:
             raise InvalidArgument(f"start={start} has no time zone; give one, such as datetime.now(UTC), or milliseconds.")
-        return AtTime(int(start.timestamp() * 1000))
+        start = int(start.timestamp() * 1000)
     if isinstance(start, int) and not isinstance(start, bool) and 0 <= start < 1 << 62:
         return AtTime(start)
     raise InvalidArgument(

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from braid.client.consumer_origin import is_count
+from braid.client.consumer_origin import checked_text, is_count
 from braid.client.messages import Message
 from braid.errors import InvalidArgument
-from braid.model.names import TopicName
+from braid.model.names import Domain, TopicName
 
 if TYPE_CHECKING:
     from braid.client.client import Client
@@ -40,7 +40,9 @@ class DeadLetters:
 
     def __init__(self, client: Client, topic: str, subscription: str, policy: DeadLetterPolicy) -> None:
         name = TopicName.parse(topic)
-        self.topic = policy.topic or f"{name.domain}://{name.tenant}/{name.namespace_portion}/{name.local_name}-DLQ"
+        self.topic = f"{name.domain}://{name.tenant}/{name.namespace_portion}/{name.local_name}-DLQ"
+        if policy.topic is not None:
+            self.topic = str(_checked_topic(policy.topic, name))
         self._client = client
         self._origin = topic
         self._subscription = subscription
@@ -68,3 +70,13 @@ class DeadLetters:
     async def close(self) -> None:
         if self._producer is not None:
             await self._producer.close()
+
+
+def _checked_topic(given: object, origin: TopicName) -> TopicName:
+    """Where an application wants its dead letters; checked when the consumer is made: later nobody hears of a mistake."""
+    topic = TopicName.parse(checked_text("topic of the dead letters", given))
+    if topic.domain not in (Domain.TOPIC, Domain.PERSISTENT) or topic.scalable == origin.scalable:
+        raise InvalidArgument(
+            f"Dead letters of {origin} cannot go to {topic}; give another topic://... or persistent://... name, or none: -DLQ."
+        )
+    return topic

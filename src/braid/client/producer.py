@@ -20,7 +20,7 @@ from braid.client.producer_drafts import ProducerOptions, Sent
 from braid.client.producer_lanes import LaneSet
 from braid.client.transactions import Joinable, Transaction, joined
 from braid.client.values import BYTES
-from braid.errors import BraidError, Closed, DeadlineExceeded, InvalidArgument, NotAllowed, Overloaded
+from braid.errors import BraidError, Closed, DeadlineExceeded, InvalidArgument, NotAllowed, Overloaded, TopicNotFound
 from braid.model.layout import SegmentLayout
 from braid.model.names import Domain, TopicName
 from braid.model.txn import TxnId
@@ -73,6 +73,8 @@ class Producer:
         if topic.domain not in (Domain.TOPIC, Domain.PERSISTENT):
             instead = f"topic://{topic.namespace}/..." if topic.domain is Domain.SEGMENT else "persistent://..."
             raise NotAllowed(f"A producer cannot be made for {topic}; give the name of a topic such as {instead}.")
+        if topic.domain is Domain.TOPIC and topic.is_partition:
+            raise TopicNotFound(f"{topic} is one partition, which scalable topics do not have; use {topic.scalable}.")
         connection = await client.service_connection()
         if connection.supports_scalable_topics and not topic.is_partition:
             session = LayoutSession(client, self.topic)

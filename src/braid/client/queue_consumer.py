@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import logging
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -31,10 +32,13 @@ from braid.wire.types import InitialPosition, SubType
 
 if TYPE_CHECKING:
     from braid.client.client import Client
+    from braid.client.connection import Connection
 
 log = logging.getLogger(__name__)
 ACK_TIMEOUT_GRAIN = 0.05
 """Overdue messages are looked for at most so often, as a part of the ack timeout."""
+RESET_SECONDS = 1.0
+"""From a lane that was closed by its broker to a look at drained segments: by then all segments are set back."""
 
 
 class Backoff(msgspec.Struct, frozen=True):
@@ -44,20 +48,33 @@ class Backoff(msgspec.Struct, frozen=True):
     longest: float = 600.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.first <= self.longest:
+        if not (_is_pause(self.first) and _is_pause(self.longest) and self.first <= self.longest):
             raise InvalidArgument(f"A back-off from {self.first} to {self.longest} s cannot be used; 0 <= first <= longest.")
 
     def pause(self, redeliveries: int) -> float:
         return min(self.first * 2.0 ** min(redeliveries, 60), self.longest)
 
 
+def _is_pause(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+
+
 class QueueLane(TopicConsumer):
     """The lane of one segment."""
 
-    def __init__(self, client: Client, owner: LaneOwner, topic: str, options: LaneOptions) -> None:
+    def __init__(
+        self, client: Client, owner: LaneOwner, topic: str, options: LaneOptions, attached_again: Callable[[], None]
+    ) -> None:
         super().__init__(client, owner, topic, options)
+        self._attached_again = attached_again
         self.held: dict[MessageId, float] = {}
         """Messages the application has and did not settle, oldest first, with the time when they are taken for lost."""
+
+    def begin(self, connection: Connection) -> None:
+        is_again = self.was_attached
+        super().begin(connection)
+        if is_again:
+            self._attached_again()
 
     def hand_out(self, message_id: MessageId, deadline: float) -> None:
         self.held.pop(message_id, None)  # so that it goes to the end
@@ -94,7 +111,7 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
         dead_letter: DeadLetterPolicy | None = None,
         nack_backoff: Backoff | None = None,
     ) -> None:
-        super().__init__(client, topic, checked_name("name", name, f"queue-{client.runtime.token(10)}"), schema)
+        super().__init__(client, topic, checked_name("name", name, f"queue-{client.runtime.token()}"), schema)
         if ack_timeout is not None and not is_seconds(ack_timeout):
             raise InvalidArgument(f"ack_timeout={ack_timeout!r} cannot be used; give seconds above 0, or None for no limit.")
         if not is_none_or(dead_letter, DeadLetterPolicy) or not is_none_or(nack_backoff, Backoff):
@@ -110,8 +127,8 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
         """Sealed segments that everything of was acknowledged, with the time to look again."""
         self._refused: list[tuple[float, int, QueueLane, int, Position]] = []
         """Heap of entries to be sent again: time, a number to break ties, the lane and its attachment, where."""
-        self._refused_entries: set[tuple[QueueLane, int, Position]] = set()
-        """The same, to be found."""
+        self._refused_entries: dict[tuple[QueueLane, int, Position], int] = {}
+        """The same to be found, with their numbers; what is not here any more was sent again for another reason."""
         self._number = 0
         self._refused_timer: tuple[float, Timer] | None = None
         self._ack_timer: Timer | None = None
@@ -212,7 +229,7 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
         assert isinstance(lane, QueueLane)
         if self.is_closed or isinstance(error, Closed) or self._lanes.get(lane.segment_id) is not lane:
             return
-        if isinstance(error, NotFound) and self.layouts.failure is None:
+        if isinstance(error, NotFound) and self.layouts.failure is None and not self.layouts.is_synthetic:
             log.info("segment %d of %s is gone: %s", lane.segment_id, self.topic, error)
             self._queue.drop(lane)
             del self._lanes[lane.segment_id]
@@ -248,7 +265,7 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
             shown_topic=self.topic,
             origin=self._origin,
         )
-        lane = self._lanes[info.segment_id] = QueueLane(self.client, self, topic, options)
+        lane = self._lanes[info.segment_id] = QueueLane(self.client, self, topic, options, self._attached_again)
         lane.open_soon()
 
     def _leave_if_drained(self, lane: QueueLane) -> None:
@@ -265,6 +282,15 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
         self._drained[segment_id] = self.clock.monotonic() + self.config.drained_check
         if self._recheck is None:
             self._recheck = self.clock.call_later(self.config.drained_check, self._look_again)
+
+    def _attached_again(self) -> None:
+        """A broker has closed a lane, as it does when the subscription is set back: then drained ones have messages again."""
+        if self._drained and not self.is_closed:
+            now = self.clock.monotonic()
+            self._drained = {number: min(when, now + RESET_SECONDS) for number, when in self._drained.items()}
+            if self._recheck is not None:
+                self._recheck.cancel()
+            self._recheck = self.clock.call_later(max(0.0, min(self._drained.values()) - now), self._look_again)
 
     def _look_again(self) -> None:
         """A subscription can be set back: after a while drained segments are attached to again, and left again if need be."""
@@ -297,6 +323,8 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
             if positions := lane.overdue(now):
                 log.info("%d entries of %s were not acknowledged in %g s and are sent again", len(positions), lane.topic, limit)
                 lane.redeliver(positions)
+                for each in positions:  # what was refused in the same batch comes with it
+                    self._refused_entries.pop((lane, lane.attachments, each), None)
             if lane.held:
                 next_deadline = min(next_deadline, next(iter(lane.held.values())))
         self._ack_timer = None
@@ -319,8 +347,8 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
         position = Position(message_id.ledger_id, message_id.entry_id)
         if (lane, lane.attachments, position) in self._refused_entries:
             return
-        self._refused_entries.add((lane, lane.attachments, position))
         self._number += 1
+        self._refused_entries[lane, lane.attachments, position] = self._number
         when = self.clock.monotonic() + self._backoff.pause(redeliveries)
         heapq.heappush(self._refused, (when, self._number, lane, lane.attachments, position))
         self._set_refused_timer()
@@ -341,8 +369,10 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
         now = self.clock.monotonic()
         wanted: dict[QueueLane, dict[Position, None]] = {}
         while self._refused and self._refused[0][0] <= now:
-            _when, _number, lane, attachments, position = heapq.heappop(self._refused)
-            self._refused_entries.discard((lane, attachments, position))
+            _when, number, lane, attachments, position = heapq.heappop(self._refused)
+            if self._refused_entries.get((lane, attachments, position)) != number:
+                continue
+            del self._refused_entries[lane, attachments, position]
             if attachments == lane.attachments:  # else it was sent again when the lane was attached anew
                 wanted.setdefault(lane, {})[position] = None
         for lane, positions in wanted.items():

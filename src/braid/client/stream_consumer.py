@@ -52,7 +52,7 @@ class StreamConsumer(TransactionalStream):
         initial: Literal["earliest", "latest"] = "earliest",
         schema: Any = None,
     ) -> None:
-        super().__init__(client, topic, checked_name("name", name, f"stream-{client.runtime.token(10)}"), schema)
+        super().__init__(client, topic, checked_name("name", name, f"stream-{client.runtime.token()}"), schema)
         self.subscription = checked_text("subscription", subscription)
         self._initial = initial_position(initial)
         self._session = ConsumerSession(
@@ -175,8 +175,8 @@ class StreamConsumer(TransactionalStream):
             return
         if self._lanes.get(lane.segment_id) is not lane or lane.releasing is not None:
             return
-        if isinstance(error, NotFound):
-            # Pruned, or the topic was deleted, which the layout session tells.
+        if isinstance(error, NotFound) and not self.layouts.is_synthetic:
+            # Pruned, or the topic was deleted, which the layout session tells; of a regular one, nobody else does.
             log.info("segment %d of %s is gone: %s", lane.segment_id, self.topic, error)
             lane.doom("does not exist any more.")
             del self._lanes[lane.segment_id]
@@ -327,6 +327,8 @@ class StreamConsumer(TransactionalStream):
     def _own(self, message: Message | MessageId) -> tuple[MessageId, PositionVector | None]:
         if self.is_closed:
             raise Closed(f"The consumer of {self.topic} was closed; what it had not acknowledged comes again.")
+        if isinstance(self.failure, NotFound):
+            self._check()  # the topic is gone: that counts, not what else came of it
         self._session.check()
         own = self._origin.own(message)
         if own.segment_id < 0:

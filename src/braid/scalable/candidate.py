@@ -124,8 +124,9 @@ class TopicCandidate(ABC, Generic[T]):
             return
         self._closing = asyncio.get_running_loop().create_future()
         try:
-            if self._term is not None:
-                await self._term.close()  # before the record goes: a successor finds nothing half done by us
+            if (term := self._term) is not None:
+                await term.close()  # before the record goes: a successor finds nothing half done by us
+                await self._resigning(term)
             await self._election.close()
             await self._tasks.close()
         finally:
@@ -164,6 +165,9 @@ class TopicCandidate(ABC, Generic[T]):
         """A consumer's connection is gone; it may come back."""
         if self._term is not None and (coordinator := self._term.coordinators.get(subscription)) is not None:
             coordinator.disconnected(consumer_name, handle)
+
+    async def _resigning(self, term: T) -> None:
+        """The term is over, the leadership is about to be given up: the last moment for a word of this leader."""
 
     def _leading(self) -> T:
         if self._term is None or not self.is_leading:

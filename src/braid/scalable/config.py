@@ -48,6 +48,15 @@ class ScalableConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     adopt_seconds: Annotated[
         float, setting("How often a broker looks for topics of its bundles that have no controller", ge=0.1, le=86_400)
     ] = 30.0
+    idle_seconds: Annotated[
+        float,
+        setting(
+            "How long a controller keeps a topic that has no clients, no calls and nothing to be looked after; the next use "
+            "makes a new one. 0 = for ever",
+            ge=0,
+            le=86_400,
+        ),
+    ] = 600.0
     max_consumers_per_subscription: Annotated[int, setting("Registered stream consumers", ge=1, le=1_000_000)] = 1000
     max_subscriptions_per_topic: Annotated[int, setting("Subscriptions of a scalable topic", ge=1, le=1_000_000)] = 1000
     max_watches_per_connection: Annotated[

@@ -3,7 +3,7 @@
 Owns what follows from the outcome of the campaign (`candidate.py`): a `Term` while it leads, nothing but a view of the layout
 while it does not. Leadership is a state driven by the election's events (L-01); a mutating call without it is
 refused. The record is watched and also read every `reconcile_seconds` (INV15); a controller whose topic is gone closes itself
-and never campaigns for it again (L-05).
+and never campaigns for it again (L-05). So does one that nobody needs: the record says that the topic is at rest.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from braid.metadata.election import Leadership
 from braid.model.layout import SegmentLayout
 from braid.model.names import NamespaceName, TopicName, check_subscription_name
 from braid.runtime.env import Runtime
+from braid.scalable import plans_upkeep
 from braid.scalable.api import ConsumerAssignment, ConsumerRegistration, SegmentOps
 from braid.scalable.candidate import TopicCandidate
 from braid.scalable.config import ScalableConfig
@@ -73,6 +74,7 @@ class ScalableTopicController(TopicCandidate[Term]):
         self._metadata: ScalableTopicMetadata | None = None
         self._layout: SegmentLayout | None = None
         self._is_gone = False
+        self._is_resting = False
         self._starting: asyncio.Future[None] | None = None
         self._hint = asyncio.Event()
 
@@ -132,7 +134,9 @@ class ScalableTopicController(TopicCandidate[Term]):
 
     async def wait_ready(self) -> None:
         """Until this leader serves. Raises LedElsewhere if it does not lead, Conflict if the topic is being deleted."""
-        await self._leading().wait_ready()
+        term = self._leading()
+        term.used()
+        await term.wait_ready()
 
     # Operations of the leader.
 
@@ -216,6 +220,7 @@ class ScalableTopicController(TopicCandidate[Term]):
 
     async def _ready(self) -> Term:
         term = self._leading()
+        term.used()
         if not term.is_ready:
             await term.wait_ready()
         return term
@@ -234,11 +239,31 @@ class ScalableTopicController(TopicCandidate[Term]):
             lambda: self._retention_minutes(self.topic.namespace),
             lambda: self._partitions(self.topic),
             self._gone,
+            self._unused,
             self._counts,
         )
         term.start()
         self._hint.set()
         return term
+
+    def _unused(self) -> None:
+        """Nobody needs a leader at the moment."""
+        if self._closing is None:
+            self._tasks.spawn(self._rest(), "rest")
+
+    async def _rest(self) -> None:
+        """Let go of the topic, unless it was used since; the next use makes a new controller."""
+        if self._closing is None and self._term is not None and self._term.is_unused:
+            log.debug("%s is left alone until somebody uses it", self.topic)
+            self._is_resting = True
+            await self.close()
+
+    async def _resigning(self, term: Term) -> None:
+        if self._is_resting:
+            try:
+                await plans_upkeep.rest(term.work)
+            except BraidError as error:
+                log.info("%s was left alone, but that could not be noted, so it is adopted again: %s", self.topic, error)
 
     async def _exists(self) -> bool:
         await self._look()

@@ -58,13 +58,18 @@ class Departures:
         """Look until cancelled."""
         while True:
             await self._clock.sleep(LOOK_SECONDS)
+            if not (looked_at := [session for session in self._sessions.values() if self._is_looked_at(session)]):
+                continue
             turns = asyncio.Semaphore(CONCURRENT)
             async with asyncio.TaskGroup() as group:
-                for session in tuple(self._sessions.values()):
-                    # Somebody who is alone is left in peace once it was seen; nobody waits for its segments.
-                    is_looked_at = len(self._sessions) > 1 or not session.attached
-                    if session.is_connected and not session.says_goodbye and session.segments and is_looked_at:
-                        group.create_task(self._look(session, turns))
+                for session in looked_at:
+                    group.create_task(self._look(session, turns))
+
+    def _is_looked_at(self, session: ConsumerSession) -> bool:
+        if not session.is_connected or session.says_goodbye or not session.segments:
+            return False
+        # Somebody who is alone is left in peace once it was seen; nobody waits for its segments.
+        return len(self._sessions) > 1 or not session.attached
 
     async def _look(self, session: ConsumerSession, turns: asyncio.Semaphore) -> None:
         handle, assigned = session.handle, session.segments

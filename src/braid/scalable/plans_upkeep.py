@@ -3,13 +3,15 @@ cursors of every subscription; cursors that belong to no subscription go.
 
 A missing topic is made anew (L-06), a missing cursor is made, and an active segment whose log was terminated without an
 operation is replaced (L-04), because nobody could ever write to its range again. Runs as an operation of the topic, so no
-layout changes meanwhile; each repair can be repeated.
+layout changes meanwhile; each repair can be repeated. Where nothing is to be looked after, a topic is left at rest.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+
+import msgspec
 
 from braid.errors import TopicNotFound
 from braid.model.segments import SegmentInfo
@@ -52,6 +54,36 @@ async def look_after(work: TopicWork, notify: Notify) -> list[int]:
             log.warning("segment %d of %s was terminated although it is active; it is replaced", number, work.topic)
             await replace(work, number, notify)
     return repaired
+
+
+async def is_unneeded(work: TopicWork) -> bool:
+    """Whether the topic can be left alone: nothing is sealed, under way or to be repaired, and no client is there."""
+    if (
+        work.pending is not None
+        or any(work.strays.values())
+        or len(work.layout.active_segments) < len(work.layout.all_segments)
+    ):
+        return False
+    records = await work.subscriptions()
+    if work.unreadable or any(record.pending is not None for record in records.values()):
+        return False
+    needed = {name for name, record in records.items() if record.type != "CHECKPOINT"}
+
+    async def is_free(segment: SegmentInfo) -> bool:
+        stats = await work.segments.stats(work.name(segment))
+        is_used = stats.producers or stats.readers or any(stats.consumers.values())
+        return not is_used and not stats.is_terminated and needed <= stats.backlog.keys()
+
+    return all(await each(work.layout.active_in_order, is_free))
+
+
+async def rest(work: TopicWork) -> None:
+    """Note in the record that nobody needs to lead the topic. The last thing that a leader does: after it, nothing may be begun
+    under its epoch, because nobody would finish that. Raises as `TopicWork.change`."""
+    epoch = work.leadership.epoch
+    await work.change(
+        lambda value: value if value.pending_operation is not None else msgspec.structs.replace(value, rested_epoch=epoch)
+    )
 
 
 async def remove_strays(work: TopicWork, segment: SegmentInfo, cursors: Iterable[str]) -> bool:

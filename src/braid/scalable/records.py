@@ -88,6 +88,8 @@ class ScalableTopicMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="c
     routing: Routing = msgspec.field(default_factory=lambda: Routing.HIGH16)
     leader_epoch: int = 0
     """Of the leader that claimed the record last (INV4)."""
+    rested_epoch: int = 0
+    """Of the leader that left the topic because there was nothing to do; see `is_at_rest`."""
     pending_operation: PendingOperation | None = None
     created_ms: int = 0
     format_version: int = msgspec.field(default_factory=lambda: FORMAT_VERSION)
@@ -120,6 +122,12 @@ class ScalableTopicMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="c
         return msgspec.structs.replace(
             self.with_layout(self.layout.prune(gone)), pruned_ends={number: known[number] for number in newest}
         )
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether the last leader left nothing to do, so that nobody needs to lead the topic until somebody uses it. Whoever
+        leads claims the record first, which ends this."""
+        return self.pending_operation is None and 0 < self.rested_epoch == self.leader_epoch
 
     @property
     def is_deleting(self) -> bool:

@@ -1,8 +1,9 @@
 """`ScalableTopicService`: scalable topics at one broker.
 
-Owns the controllers of this broker, one per topic and shared by everybody who needs it; what any broker may do without leading
-is done by `TopicRecords`. Looks from time to time for topics that nobody leads, so that an interrupted operation is finished
-even if no client ever asks again. Holds no layout itself and must not touch a segment except through `SegmentOps`.
+Owns the controllers of this broker, one per topic and shared by everybody who needs it, until nobody has for a while; what any
+broker may do without leading is done by `TopicRecords`. Looks from time to time for topics that nobody leads and that are not
+at rest, so that an interrupted operation is finished even if no client ever asks again. Holds no layout itself and must not
+touch a segment except through `SegmentOps`.
 """
 
 from __future__ import annotations
@@ -311,11 +312,11 @@ class ScalableTopicService:
                 log.info("could not look for topics that nobody leads: %s", error)
 
     async def adopt(self) -> None:
-        """Campaign for every topic that nobody leads: at once if it is in one of our bundles, else if nobody did since the last
-        time we looked. The bundle of a broker that died stays free until a client asks for it, and what was begun there must be
-        finished all the same (INV6)."""
+        """Campaign for every topic that nobody leads and that is not at rest: at once if it is in one of our bundles, else if
+        nobody did since the last time we looked. The bundle of a broker that died stays free until a client asks for it, and
+        what was begun there must be finished all the same (INV6)."""
         orphans: set[TopicName] = set()
-        async for topic in self._records.all_topics():
+        async for topic in self._records.topics_to_lead():
             if topic in self._controllers or await self.leader_id(topic) is not None:
                 continue
             if not self._owns(topic) and topic not in self._orphans:

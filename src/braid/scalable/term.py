@@ -41,10 +41,11 @@ class Term:
         retention_minutes: Callable[[], Awaitable[int]],
         regular_partitions: Callable[[], Awaitable[int | None]],
         on_gone: Callable[[], None],
+        on_unused: Callable[[], None],
         counts: OperationCounts,
     ) -> None:
         """`regular_partitions` is not None if a regular topic has the same name. `on_gone` is called once if the topic turns
-        out to be deleted, by us or by somebody else."""
+        out to be deleted, by us or by somebody else; `on_unused` from time to time while nobody needs a leader."""
         self.work = work
         self.coordinators: dict[str, SubscriptionCoordinator] = {}
         self.is_ready = False
@@ -54,10 +55,12 @@ class Term:
         self._retention = retention_minutes
         self._regular_partitions = regular_partitions
         self._on_gone = on_gone
+        self._on_unused = on_unused
         self._counts = counts
         self._clock = work.runtime.clock
         self._turns = OperationTurns(self._clock, str(work.topic))
         self._turns.holder = "take-over by a new leader"
+        self._used_at = self._clock.monotonic()
         self._waiting: list[asyncio.Future[None]] = []  # for is_ready or is_over
         self._is_settling = False  # an interrupted operation has the turn until it is finished
         self._is_deletion_asked_for = False
@@ -78,6 +81,21 @@ class Term:
     @property
     def leadership(self) -> Leadership:
         return self.work.leadership
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether nobody has wanted anything of this leader for long, and nothing is under way."""
+        limit = self.work.config.idle_seconds
+        return (
+            self.is_ready
+            and 0 < limit <= self._clock.monotonic() - self._used_at
+            and self._turns.holder is None
+            and not any(each.state().consumer_count for each in self.coordinators.values())
+        )
+
+    def used(self) -> None:
+        """Somebody wants something of this leader."""
+        self._used_at = self._clock.monotonic()
 
     def start(self) -> None:
         """Take over in the background."""
@@ -308,6 +326,11 @@ class Term:
             await self._clock.sleep(self.work.config.prune_seconds)
             await self._attempt(self.look_after, "the repair")
             await self._attempt(self.prune, "the prune")
+            await self._attempt(self._rest_if_unneeded, "the look whether anybody needs it")
+
+    async def _rest_if_unneeded(self) -> None:
+        if self.is_unused and await plans_upkeep.is_unneeded(self.work):
+            self._on_unused()
 
     async def _settle(self) -> None:
         """Finish every operation that the records show as unfinished."""

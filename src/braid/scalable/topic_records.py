@@ -19,6 +19,7 @@ from braid.errors import (
     NotReady,
     OutcomeUnknown,
     PreconditionFailed,
+    StoreMismatch,
     TopicNotFound,
     VersionConflict,
 )
@@ -147,10 +148,15 @@ class TopicRecords:
                 found.append(str(topic_of(record.key)))
         return sorted(found)
 
-    async def all_topics(self) -> AsyncIterator[TopicName]:
-        """Every scalable topic of the cluster."""
+    async def topics_to_lead(self) -> AsyncIterator[TopicName]:
+        """Every scalable topic of the cluster that is not at rest."""
         async for record in self._scan(IndexSpan(ALL_TOPICS)):
-            yield topic_of(record.key)
+            try:
+                is_at_rest = decode(ScalableTopicMetadata, record.key, record.value).is_at_rest
+            except StoreMismatch:
+                is_at_rest = False  # whoever tries to lead it says what is wrong
+            if not is_at_rest:
+                yield topic_of(record.key)
 
     async def _put(self, topic: TopicName, metadata: ScalableTopicMetadata) -> None:
         key, value = topic_path(topic), msgspec.json.encode(metadata)

@@ -28,6 +28,7 @@ NAME = TopicName.parse(TOPIC)
 SECONDS = 10.0
 KEYS = 8
 NAIVE = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC).replace(tzinfo=None)
+BEFORE_1970 = datetime.datetime(1960, 1, 1, tzinfo=datetime.UTC)
 
 
 @pytest.fixture
@@ -431,7 +432,9 @@ async def test_regular_topics(broker: InProcessBroker, client: Client) -> None:
         assert by_key(got) == expected(0, 24)
 
 
-@pytest.mark.parametrize("start", [MessageId(1, 2), -1, True, "earliest", NAIVE, 1 << 63], ids=lambda value: str(value)[:10])
+@pytest.mark.parametrize(
+    "start", [MessageId(1, 2), -1, True, "earliest", NAIVE, BEFORE_1970, 1 << 63], ids=lambda value: str(value)[:10]
+)
 async def test_starts_that_cannot_be_used(broker: InProcessBroker, client: Client, start: object) -> None:
     with pytest.raises(InvalidArgument, match="start="):
         await client.checkpoint_consumer(TOPIC, start=start)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,7 +14,8 @@ from braid.client import Client
 from braid.client.consumer_origin import MAX_LEDGERS, Origin
 from braid.client.dead_letters import DeadLetterPolicy
 from braid.client.messages import Message, MessageId
-from braid.errors import BraidError, DeadlineExceeded, InvalidArgument
+from braid.client.queue_consumer import Backoff
+from braid.errors import BraidError, DeadlineExceeded, InvalidArgument, InvalidTopicName, TopicNotFound
 from braid.model.names import TopicName
 from braid.testing.broker import InProcessBroker
 
@@ -150,8 +152,50 @@ async def test_arguments_that_cannot_be_used(client: Client) -> None:
             error = raised
         assert isinstance(error, InvalidArgument), (kind, arguments, error)
         assert said in str(error)
+    for place in ("", 5, ONE, "persistent://public/default/one", "non-persistent://public/default/dead"):
+        with pytest.raises(InvalidArgument, match=r"topic of the dead letters|Dead letters of topic://public/default/one"):
+            await client.queue_consumer(ONE, "s", dead_letter=DeadLetterPolicy(1, place))  # type: ignore[arg-type]
+    with pytest.raises(InvalidTopicName, match="unknown domain"):
+        await client.queue_consumer(ONE, "s", dead_letter=DeadLetterPolicy(1, "foo://public/default/dead"))
+    for pause in ("1", -1, None, math.nan):
+        with pytest.raises(InvalidArgument, match="back-off"):
+            Backoff(first=pause)  # type: ignore[arg-type]
+    assert Backoff(longest=math.inf).pause(3) == 8.0
     with pytest.raises(InvalidArgument, match="max_redeliveries"):
         DeadLetterPolicy(max_redeliveries="3")  # type: ignore[arg-type]
     async with client.stream_consumer(ONE, "s") as consumer:
         with pytest.raises(InvalidArgument, match="batch of"):
             await consumer.receive_batch("x")  # type: ignore[arg-type]
+
+
+async def test_after_its_topic_was_deleted_a_stream_consumer_says_so() -> None:
+    """Whatever it is asked: also the acknowledgment of what it has."""
+    async with InProcessBroker(with_http=False) as broker, braid.connect(broker.service_url) as client:
+        service, name = broker.nodes[0].service, TopicName.parse(ONE)
+        await service.create_scalable_topic(name, 2)
+        await produce(client, ONE)
+        async with client.stream_consumer(ONE, "s") as consumer:
+            received = await take(consumer)
+            await service.scalable.delete_topic(name, force=True)
+            with pytest.raises(TopicNotFound, match=ONE):
+                await consumer.receive(SECONDS)
+            with pytest.raises(TopicNotFound, match=ONE):
+                await consumer.acknowledge_cumulative(received[-1])
+
+
+async def test_consumers_of_a_deleted_regular_topic_say_so() -> None:
+    """Its partitions do not come back, and no layout tells of their end."""
+    async with InProcessBroker(with_http=False) as broker, braid.connect(broker.service_url) as client:
+        service, name = broker.nodes[0].service, TopicName.parse("persistent://public/default/parts")
+        await service.create_partitioned(name, 3)
+        made: list[Any] = [
+            await client.stream_consumer(str(name), "s"),
+            await client.queue_consumer(str(name), "q"),
+            await client.checkpoint_consumer(str(name)),
+            await client.checkpoint_consumer(str(name), group="g"),
+        ]
+        await service.delete_partitioned(name, force=True)
+        for consumer in made:
+            with pytest.raises(TopicNotFound, match="persistent://public/default/parts-partition-"):
+                await consumer.receive(SECONDS)
+            await consumer.close()

@@ -161,8 +161,10 @@ async def test_pruned_segments_are_left(broker: InProcessBroker, client: Client)
         assert numbers(await take(consumer, 8)) == list(range(8))
 
 
-async def test_a_drained_segment_that_was_set_back_is_read_again(broker: InProcessBroker) -> None:
-    config = ClientConfig(drained_check=1.0)
+@pytest.mark.parametrize("seconds", [1.0, 3600.0])
+async def test_a_drained_segment_that_was_set_back_is_read_again(broker: InProcessBroker, seconds: float) -> None:
+    """Soon, because brokers close the consumers of a subscription that is set back; else at the next look."""
+    config = ClientConfig(drained_check=seconds)
     controller = await leader(broker)
     async with (
         braid.connect(broker.service_url, config=config) as client,
@@ -338,3 +340,40 @@ async def test_a_deleted_topic_ends_its_consumers(broker: InProcessBroker, clien
         await broker.nodes[0].service.scalable.delete_topic(NAME, force=True)
         with pytest.raises(TopicNotFound):
             await waiting
+
+
+async def test_nothing_is_kept_of_batches_that_went_to_others(broker: InProcessBroker, client: Client) -> None:
+    """What is acknowledged of a batch is remembered here only until the rest of it goes elsewhere, and counts there."""
+    backoff = Backoff(first=0.0)
+    controller = await leader(broker)
+    async with client.queue_consumer(TOPIC, "q", initial="earliest", nack_backoff=backoff) as consumer:
+        async with client.producer(TOPIC) as producer:
+            await asyncio.gather(*[producer.send(b"%d" % number, key="k") for number in range(4)])
+        got = [await consumer.receive(SECONDS) for _ in range(4)]
+        assert {each.id.batch_size for each in got} == {4}
+        await consumer.acknowledge(got[0])
+        await consumer.negative_acknowledge(got[1])
+        again = await consumer.receive(SECONDS)
+        assert again.payload == b"1"  # the others are with the application, or acknowledged
+        assert [lane._open_batches for lane in consumer._lanes.values()] == [{}, {}]
+        for message in (*got[2:], again):
+            await consumer.acknowledge(message, wait=True)
+        assert (await controller.stats())["subscriptions"]["q"]["backlog"] == 0
+
+
+async def test_a_batch_refused_in_part_and_forgotten_in_part_is_sent_again_once(broker: InProcessBroker) -> None:
+    """Else it is counted twice, and its messages are dead letters before they were tried as often as the policy says."""
+    clock = ManualClock()
+    async with braid.connect(broker.service_url, runtime=Runtime(clock=clock)) as client:
+        options = Backoff(first=1.5, longest=1.5)
+        async with client.queue_consumer(TOPIC, "q", initial="earliest", ack_timeout=1.0, nack_backoff=options) as consumer:
+            async with client.producer(TOPIC) as producer:
+                await asyncio.gather(*[producer.send(b"%d" % number, key="k") for number in range(2)])
+            for count in range(3):
+                got = [await consumer.receive() for _ in range(2)]
+                assert [each.redelivery_count for each in got] == [count, count]
+                await consumer.negative_acknowledge(got[0])
+                await clock.advance(1.0)  # the other one is overdue; both come
+                while len(consumer._queue) < 2:  # noqa: ASYNC110 - the broker takes its own time
+                    await asyncio.sleep(0.005)
+                await clock.advance(0.9)  # when the refused one would have come by itself
