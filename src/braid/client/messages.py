@@ -16,10 +16,9 @@ from braid.wire.commands import signed64
 
 EARLIEST_NUMBER = -1
 LATEST_NUMBER = (1 << 63) - 1
-_SIGN = 1 << 63
 
 
-class MessageId(msgspec.Struct, frozen=True):
+class MessageId(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     """Where a message is: entry, index inside its batch (-1 = not in one), partition and segment (-1 = the topic has none).
 
     Ordered by segment first: ids of one segment, or of one topic without segments, are in the order of storage.
@@ -68,7 +67,7 @@ LATEST = MessageId(LATEST_NUMBER, LATEST_NUMBER)
 """After the last message."""
 
 
-class Message(msgspec.Struct, frozen=True):
+class Message(msgspec.Struct, frozen=True, gc=False):
     """One received message."""
 
     id: MessageId
@@ -118,31 +117,14 @@ def messages_of(
     ledger_id, entry_id, partition = message_id.ledger_id, message_id.entry_id, message_id.partition
     segment_id, publish_ms, producer = message_id.segment_id, metadata.publish_time, metadata.producer_name
     found = []
-    for index, (single, size, body) in enumerate(read_batch(payload, count)):
+    for index, (sequence_id, key, body, single) in enumerate(read_batch(payload, count)):
         if ack_words and not still_open >> index & 1:
             continue
         where = MessageId(ledger_id, entry_id, partition, index, count, segment_id)
-        key, sequence_id = single.partition_key, single.sequence_id
-        # The usual message says its size, its sequence id and perhaps a key. If these account for all bytes of its metadata,
-        # nothing else is there to be looked at; asking for each field would cost more than everything else.
-        usual = 2 + (len(body).bit_length() + 6) // 7 + (sequence_id.bit_length() + 6) // 7  # two tags, two numbers
-        if key:
-            usual += 2 + len(key)
-        if size == usual and body and 0 < sequence_id < _SIGN:  # 0 may also mean that it is not said
+        if single is None:
             found.append(
                 Message(
-                    where,
-                    topic,
-                    body,
-                    key or None,
-                    {},
-                    publish_ms,
-                    0,
-                    sequence_id,
-                    producer,
-                    redeliveries,
-                    codec=codec,
-                    origin=origin,
+                    where, topic, body, key, {}, publish_ms, 0, sequence_id, producer, redeliveries, (), {}, codec, origin
                 )
             )
         elif not single.compacted_out:

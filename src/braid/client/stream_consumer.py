@@ -341,7 +341,7 @@ class StreamConsumer(TransactionalStream):
         if lane is None or lane.handed is None:
             return None
         if position is not lane.acked:
-            up_to = lane.handed if is_after(position, lane.handed) else position
+            up_to = lane.handed if position is not lane.handed and is_after(position, lane.handed) else position
             if lane.acked is None or is_after(up_to, lane.acked):
                 lane.acked = up_to
                 lane.acknowledge_up_to(up_to)
