@@ -11,6 +11,8 @@ from braid.wire.commands import encode, unsigned64
 from braid.wire.encode import MessageEncoder, broker_entry_metadata, message_header, send_receipt
 from braid.wire.entries import build_entry, entry_metadata, payload_offset, split_entry, verify
 from braid.wire.messages import BrokerEntryMetadata, CommandMessage, CommandSendReceipt, MessageIdData, MessageMetadata
+from braid.wire.requests import send
+from braid.wire.sends import plain_entry, plain_send
 from braid.wire.types import CommandType
 from braid.wire.varints import read_varint, varint
 
@@ -37,6 +39,21 @@ def test_send_receipt(producer_id: int, sequence_id: int, highest: int | None, l
         highest_sequence_id=None if highest is None else unsigned64(highest),
     )
     assert send_receipt(producer_id, sequence_id, highest, ledger_id, entry_id) == encode(CommandType.SEND_RECEIPT, body)
+
+
+@many
+@given(st.text(max_size=200), S64, U64, st.none() | st.text(max_size=200), st.binary(max_size=50))
+def test_plain_entries(producer: str, sequence_id: int, publish_ms: int, key: str | None, payload: bytes) -> None:
+    metadata = MessageMetadata(producer_name=producer, sequence_id=unsigned64(sequence_id), publish_time=publish_ms)
+    if key is not None:
+        metadata.partition_key = key
+    assert plain_entry(producer, sequence_id, publish_ms, key, payload) == build_entry(metadata, payload)
+
+
+@many
+@given(U64, S64, st.binary(max_size=300))
+def test_plain_sends(producer_id: int, sequence_id: int, entry: bytes) -> None:
+    assert plain_send(producer_id, sequence_id, entry) == send(producer_id, sequence_id, entry)
 
 
 @many

@@ -74,8 +74,8 @@ def read_batch(payload: bytes, count: int) -> list[tuple[int, str | None, bytes,
             if size > 0x7F:
                 i += 1
                 size += (payload[i + 1] << 7) - 0x80
-            sequence_id = payload[i + 3]
             is_usual = tag == _SIZE_TAG and payload[i + 2] == _SEQUENCE_TAG and size < 0x4000
+            sequence_id = payload[i + 3]
             i += 4
             if sequence_id > 0x7F:
                 sequence_id -= 0x80
@@ -86,14 +86,14 @@ def read_batch(payload: bytes, count: int) -> list[tuple[int, str | None, bytes,
                     i += 1
                 sequence_id += byte << shift
                 i += 1
+            if is_usual and i == start and sequence_id < _SIGN and start + size <= end:
+                at = start + size
+                add((sequence_id, key, payload[start:at], None))
+                continue
         except (IndexError, StructError, UnicodeDecodeError):
-            is_usual = False
-        if is_usual and i == start and sequence_id < _SIGN and start + size <= end:
-            at = start + size
-            add((sequence_id, key, payload[start:at], None))
-        else:
-            metadata, start, at = _read_one(payload, at, number, count)
-            add((0, None, payload[start:at], metadata))
+            pass  # it may be short, or broken
+        metadata, start, at = _read_one(payload, at, number, count)
+        add((0, None, payload[start:at], metadata))
     _check_end(payload, at, count)
     return messages
 

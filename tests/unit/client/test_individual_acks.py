@@ -45,11 +45,13 @@ ids = st.builds(
     st.integers(0, 69),
 )
 runs = st.builds(
-    lambda first, count: [
-        MessageId(first.ledger_id, first.entry_id, -1, index, first.batch_size, 2)
-        for index in range(first.batch_index, min(first.batch_index + count, max(first.batch_size, 0)))
-    ]
-    or [first],
+    lambda first, count: (
+        [
+            MessageId(first.ledger_id, first.entry_id, -1, index, first.batch_size, 2)
+            for index in range(first.batch_index, min(first.batch_index + count, max(first.batch_size, 0)))
+        ]
+        or [first]
+    ),
     ids,
     st.integers(1, 70),
 )
