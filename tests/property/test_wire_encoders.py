@@ -11,8 +11,8 @@ from braid.wire.commands import encode, unsigned64
 from braid.wire.encode import MessageEncoder, broker_entry_metadata, message_header, send_receipt
 from braid.wire.entries import build_entry, entry_metadata, payload_offset, split_entry, verify
 from braid.wire.messages import BrokerEntryMetadata, CommandMessage, CommandSendReceipt, MessageIdData, MessageMetadata
+from braid.wire.plain_entries import plain_entry, plain_send, read_plain_entry
 from braid.wire.requests import send
-from braid.wire.sends import plain_entry, plain_send
 from braid.wire.types import CommandType
 from braid.wire.varints import read_varint, varint
 
@@ -47,7 +47,27 @@ def test_plain_entries(producer: str, sequence_id: int, publish_ms: int, key: st
     metadata = MessageMetadata(producer_name=producer, sequence_id=unsigned64(sequence_id), publish_time=publish_ms)
     if key is not None:
         metadata.partition_key = key
-    assert plain_entry(producer, sequence_id, publish_ms, key, payload) == build_entry(metadata, payload)
+    entry = build_entry(metadata, payload)
+    assert plain_entry(producer, sequence_id, publish_ms, key, payload) == entry
+    if sequence_id >= 0 and len(producer.encode()) < 128 and len((key or "").encode()) < 128:
+        assert read_plain_entry(entry) == (producer, sequence_id, publish_ms, key, payload)
+    else:
+        assert read_plain_entry(entry) is None
+    assert read_plain_entry(entry[: len(entry) - len(payload) - 1]) is None
+    metadata.event_time = 5
+    assert read_plain_entry(build_entry(metadata, payload)) is None
+
+
+@many
+@given(st.binary(max_size=60) | st.binary(max_size=30).map(b"\x0e\x01????\x00\x00\x00\x08\x0a\x01p\x10\x01\x18\x05".__add__))
+def test_any_bytes_as_plain_entry(entry: bytes) -> None:
+    found = read_plain_entry(entry)
+    if found is not None:
+        producer, sequence_id, publish_ms, key, payload = found
+        metadata = entry_metadata(entry)
+        assert (metadata.producer_name, metadata.sequence_id, metadata.publish_time) == (producer, sequence_id, publish_ms)
+        assert (metadata.partition_key if metadata.HasField("partition_key") else None) == key
+        assert entry[payload_offset(entry) :] == payload
 
 
 @many

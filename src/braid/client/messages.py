@@ -112,6 +112,38 @@ class _Nothing(dict[Any, Any]):
 _NOTHING: Final = _Nothing()
 
 
+def plain_message(
+    topic: str,
+    message_id: MessageId,
+    producer: str,
+    sequence_id: int,
+    publish_ms: int,
+    key: str | None,
+    payload: bytes,
+    redeliveries: int,
+    codec: Codec,
+    origin: object,
+) -> Message:
+    """A message that says nothing else."""
+    nothing = _NOTHING
+    return Message(
+        message_id,
+        topic,
+        payload,
+        key,
+        nothing,
+        publish_ms,
+        0,
+        sequence_id,
+        producer,
+        redeliveries,
+        (),
+        nothing,
+        codec,
+        origin,
+    )
+
+
 def messages_of(
     topic: str,
     message_id: MessageId,

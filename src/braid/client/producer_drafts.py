@@ -22,7 +22,7 @@ from braid.wire.batch import encode_batch
 from braid.wire.commands import unsigned64
 from braid.wire.compression import compress
 from braid.wire.entries import build_entry
-from braid.wire.sends import plain_entry, plain_send
+from braid.wire.plain_entries import plain_entry, plain_send
 from braid.wire.types import CompressionType
 
 Sent = asyncio.Future[MessageId]
