@@ -11,6 +11,8 @@ from braid.wire.commands import encode, unsigned64
 from braid.wire.encode import MessageEncoder, broker_entry_metadata, message_header, send_receipt
 from braid.wire.entries import build_entry, entry_metadata, payload_offset, split_entry, verify
 from braid.wire.messages import BrokerEntryMetadata, CommandMessage, CommandSendReceipt, MessageIdData, MessageMetadata
+from braid.wire.plain_entries import plain_entry, plain_send, read_plain_entry
+from braid.wire.requests import send
 from braid.wire.types import CommandType
 from braid.wire.varints import read_varint, varint
 
@@ -37,6 +39,41 @@ def test_send_receipt(producer_id: int, sequence_id: int, highest: int | None, l
         highest_sequence_id=None if highest is None else unsigned64(highest),
     )
     assert send_receipt(producer_id, sequence_id, highest, ledger_id, entry_id) == encode(CommandType.SEND_RECEIPT, body)
+
+
+@many
+@given(st.text(max_size=200), S64, U64, st.none() | st.text(max_size=200), st.binary(max_size=50))
+def test_plain_entries(producer: str, sequence_id: int, publish_ms: int, key: str | None, payload: bytes) -> None:
+    metadata = MessageMetadata(producer_name=producer, sequence_id=unsigned64(sequence_id), publish_time=publish_ms)
+    if key is not None:
+        metadata.partition_key = key
+    entry = build_entry(metadata, payload)
+    assert plain_entry(producer, sequence_id, publish_ms, key, payload) == entry
+    if sequence_id >= 0 and len(producer.encode()) < 128 and len((key or "").encode()) < 128:
+        assert read_plain_entry(entry) == (producer, sequence_id, publish_ms, key, payload)
+    else:
+        assert read_plain_entry(entry) is None
+    assert read_plain_entry(entry[: len(entry) - len(payload) - 1]) is None
+    metadata.event_time = 5
+    assert read_plain_entry(build_entry(metadata, payload)) is None
+
+
+@many
+@given(st.binary(max_size=60) | st.binary(max_size=30).map(b"\x0e\x01????\x00\x00\x00\x08\x0a\x01p\x10\x01\x18\x05".__add__))
+def test_any_bytes_as_plain_entry(entry: bytes) -> None:
+    found = read_plain_entry(entry)
+    if found is not None:
+        producer, sequence_id, publish_ms, key, payload = found
+        metadata = entry_metadata(entry)
+        assert (metadata.producer_name, metadata.sequence_id, metadata.publish_time) == (producer, sequence_id, publish_ms)
+        assert (metadata.partition_key if metadata.HasField("partition_key") else None) == key
+        assert entry[payload_offset(entry) :] == payload
+
+
+@many
+@given(U64, S64, st.binary(max_size=300))
+def test_plain_sends(producer_id: int, sequence_id: int, entry: bytes) -> None:
+    assert plain_send(producer_id, sequence_id, entry) == send(producer_id, sequence_id, entry)
 
 
 @many

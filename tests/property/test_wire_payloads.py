@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,7 +12,7 @@ from braid.errors import BraidError, InvalidTopicName
 from braid.model.ackset import from_words, to_words
 from braid.model.names import TopicName
 from braid.model.positions import Position
-from braid.wire.batch import decode_batch, encode_batch
+from braid.wire.batch import decode_batch, encode_batch, read_batch
 from braid.wire.chunks import ChunkAssembler, chunk_sizes, mark_chunk
 from braid.wire.compression import compress, decompress
 from braid.wire.messages import MessageMetadata, SingleMessageMetadata
@@ -28,13 +29,65 @@ def test_batch(messages: list[tuple[str | None, bytes]]) -> None:
     assert [(one.partition_key if one.HasField("partition_key") else None, body) for one, body in decoded] == messages
 
 
-@many
-@given(st.binary(max_size=60), st.integers(-1, 5))
-def test_any_bytes_as_batch(payload: bytes, count: int) -> None:
+def short_and_long(payload: bytes, count: int) -> None:
+    """`read_batch` takes and refuses what `decode_batch` does, for the same reasons, and reads the same from it."""
     try:
-        decode_batch(payload, count)
+        expected = decode_batch(payload, count)
     except BraidError as error:
         assert error.message.endswith(".")
+        with pytest.raises(type(error)) as refused:
+            read_batch(payload, count)
+        assert refused.value.message == error.message
+        return
+    found = read_batch(payload, count)
+    assert [body for _number, _key, body, _metadata in found] == [body for _metadata, body in expected]
+    for (sequence_id, key, body, metadata), (wanted, _body) in zip(found, expected, strict=True):
+        if metadata is None:
+            metadata = SingleMessageMetadata(sequence_id=sequence_id, partition_key=key, payload_size=len(body))
+        assert metadata == wanted
+
+
+FIELDS = st.sampled_from(
+    [
+        b"",
+        b"\x12\x01k",
+        b"\x12\x00",
+        b"\x12\x81\x00k",  # numbers may be longer than they need to be
+        b"\x12\x02\xff\xfe",  # not text
+        b"\x12\x80\x01" + b"k" * 127 + b"\x18",
+        b"\x18\x02",
+        b"\x18\x82\x00",
+        b"\x18\x82\x80\x00",
+        b"\x18\x40",
+        b"\x20\x01",
+        b"\x28\x05",
+        b"\x40\x00",
+        b"\x40\x05",
+        b"\x40\x85\x01",
+        b"\x40\xff\xff\xff\xff\xff\xff\xff\xff\x7f",
+        b"\x40\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
+        b"\x40" + b"\xff" * 40,
+    ]
+)
+
+
+@many
+@given(st.binary(max_size=60) | st.binary(max_size=20).map(b"\x00\x00\x00\x04\x18\x02\x40\x07ab".__add__), st.integers(-1, 5))
+def test_any_bytes_as_batch(payload: bytes, count: int) -> None:
+    short_and_long(payload, count)
+
+
+@many
+@given(
+    st.lists(st.tuples(st.lists(FIELDS, max_size=4).map(b"".join), st.binary(min_size=2, max_size=2)), min_size=1, max_size=4)
+)
+def test_metadata_in_any_order_and_length(messages: list[tuple[bytes, bytes]]) -> None:
+    payload = b"".join(b"".join((len(metadata).to_bytes(4, "big"), metadata, body)) for metadata, body in messages)
+    short_and_long(payload, len(messages))
+
+
+def test_numbers_without_an_end_take_no_time() -> None:
+    short_and_long(b"\x00\x00\x00\x04\x18\x02\x40" + b"\xff" * 4_000_000, 1)
 
 
 @many

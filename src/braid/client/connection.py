@@ -1,8 +1,8 @@
 """`Connection`: one socket to a broker: handshake, requests and their answers, keep-alive, and passing on what comes.
 
 Owns the socket and the table of requests under way. Producers, consumers, sessions and watches register themselves by id and
-are told what concerns them; they decide what to do when the connection ends. Output of one loop turn leaves in two writes at
-most.
+are told what concerns them; they decide what to do when the connection ends. Frames that follow one another closely leave
+together.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from braid.wire.types import CommandType
 
 log = logging.getLogger(__name__)
 CLIENT_VERSION = f"Braid-Python-v{__version__}"
+CLOSE_TOGETHER = 0.0001
+"""Frames that follow one another within so many seconds leave together. Who awaits each answer comes later than that, and is
+spared a turn of the loop at whose end nothing would be left to send."""
 UNASKED = 0
 """Request id of a request whose answer nobody waits for."""
 
@@ -92,6 +95,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._out: list[bytes] = []
         self._is_collecting = False
+        self._written_at = -1.0
+        """When a frame was last sent alone."""
         self._requests: dict[int, asyncio.Future[Any]] = {}
         self._next_request = 0
         self._ready: asyncio.Future[None] = self._loop.create_future()
@@ -176,14 +181,18 @@ class Connection(asyncio.Protocol):
             self._requests.pop(number, None)
 
     def write(self, frame: bytes) -> None:
-        """Send one frame: the first of a loop turn at once, which is what a caller who awaits each answer waits for; what
-        follows in the same turn is collected."""
+        """Send one frame: at once if it is the first for a while, which is what a caller who awaits each answer waits for;
+        what follows closely is collected until the end of the loop's turn."""
         if self._is_collecting:
             self._out.append(frame)
         elif self._transport is not None and not self._transport.is_closing():
-            self._is_collecting = True
-            self._loop.call_soon(self._flush)
-            self._transport.write(frame)
+            if self._loop.time() - self._written_at > CLOSE_TOGETHER:
+                self._transport.write(frame)
+                self._written_at = self._loop.time()  # now: the write itself takes its time, and frames wait behind it
+            else:
+                self._is_collecting = True
+                self._out.append(frame)
+                self._loop.call_soon(self._flush)
 
     def write_now(self, frame: bytes) -> None:
         """Send one frame, behind what is queued, without waiting for the end of this loop turn."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from braid.client.consumer_lanes import LaneOptions, message_id_data
@@ -91,7 +92,7 @@ class Consumer:
             await acknowledge_in(whole, lane, message, message_id, wait=wait)
             return
         message_id = self._origin.own(message)
-        lane = self._lane_of(message_id)
+        lane = self._lanes.get(message_id.partition) or self._lane_of(message_id)
         if isinstance(message, Message):
             for chunk in message.chunks:
                 lane.acknowledge(chunk)
@@ -163,7 +164,7 @@ class Consumer:
             fresh = [message for message in messages if message.id not in here]
             lane.consumed(len(messages) - len(fresh))
             messages = fresh
-        self._queue.extend([(lane, message) for message in messages])
+        self._queue.extend(zip(repeat(lane), messages))
         self._arrived.set()
 
     def drop_queued(self, lane: TopicConsumer) -> None:

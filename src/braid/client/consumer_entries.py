@@ -13,7 +13,7 @@ import msgspec
 
 from braid.client.config import ClientConfig
 from braid.client.consumer_lanes import LaneOptions
-from braid.client.messages import Message, MessageId, messages_of
+from braid.client.messages import Message, MessageId, messages_of, plain_message
 from braid.errors import ProtocolError, TooLarge
 from braid.model.ackset import from_words, full
 from braid.model.positions import Position
@@ -23,6 +23,7 @@ from braid.wire.client import Delivery
 from braid.wire.commands import signed64
 from braid.wire.compression import decompress
 from braid.wire.entries import entry_metadata, payload_offset
+from braid.wire.plain_entries import read_plain_entry
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +57,15 @@ class EntryReader:
     def read(self, delivery: Delivery) -> Read:
         command, entry, options = delivery.command, delivery.entry, self._options
         position = position_of(delivery)
+        topic, count = options.shown_topic or self._topic, command.redelivery_count
         if position.ledger_id != self._ledger_id:
             self._ledger_id = position.ledger_id
             if options.origin is not None:
                 options.origin.note(position.ledger_id)
         message_id = MessageId(*position, options.partition, segment_id=options.segment_id)
+        if (plain := read_plain_entry(entry)) is not None and not command.ack_set:
+            found = [plain_message(topic, message_id, *plain, count, options.codec, options.origin)]
+            return Read(found, 1, [], is_readable=True)
         permits = 1
         given_up: list[Position] = []
         chunks: tuple[MessageId, ...] = ()
@@ -81,8 +86,6 @@ class EntryReader:
                     MessageId(*each, options.partition, segment_id=options.segment_id) for each in whole.positions[:-1]
                 )
             payload = decompress(metadata.compression, payload, metadata.uncompressed_size, self._max_bytes)
-            topic = options.shown_topic or self._topic
-            count = command.redelivery_count
             found = messages_of(topic, message_id, metadata, payload, count, acks, options.codec, options.origin)
         except (ProtocolError, TooLarge) as error:
             log.error("the entry %s of %s cannot be read and is left out: %s", message_id, self._topic, error)

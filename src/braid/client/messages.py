@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -16,10 +16,9 @@ from braid.wire.commands import signed64
 
 EARLIEST_NUMBER = -1
 LATEST_NUMBER = (1 << 63) - 1
-_SIGN = 1 << 63
 
 
-class MessageId(msgspec.Struct, frozen=True):
+class MessageId(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     """Where a message is: entry, index inside its batch (-1 = not in one), partition and segment (-1 = the topic has none).
 
     Ordered by segment first: ids of one segment, or of one topic without segments, are in the order of storage.
@@ -68,7 +67,7 @@ LATEST = MessageId(LATEST_NUMBER, LATEST_NUMBER)
 """After the last message."""
 
 
-class Message(msgspec.Struct, frozen=True, weakref=True):
+class Message(msgspec.Struct, frozen=True, gc=False, weakref=True):
     """One received message."""
 
     id: MessageId
@@ -100,6 +99,51 @@ class Message(msgspec.Struct, frozen=True, weakref=True):
         return self.id.segment_id
 
 
+class _Nothing(dict[Any, Any]):
+    """A dictionary that stays empty. Most messages have no properties and no vector: making two for each of them is a tenth of
+    what receiving one costs, so they share this one."""
+
+    def _refuse(self, *_arguments: Any, **_more: Any) -> Any:
+        raise TypeError("What a received message says cannot be changed.")
+
+    __setitem__ = setdefault = update = __ior__ = _refuse
+
+
+_NOTHING: Final = _Nothing()
+
+
+def plain_message(
+    topic: str,
+    message_id: MessageId,
+    producer: str,
+    sequence_id: int,
+    publish_ms: int,
+    key: str | None,
+    payload: bytes,
+    redeliveries: int,
+    codec: Codec,
+    origin: object,
+) -> Message:
+    """A message that says nothing else."""
+    nothing = _NOTHING
+    return Message(
+        message_id,
+        topic,
+        payload,
+        key,
+        nothing,
+        publish_ms,
+        0,
+        sequence_id,
+        producer,
+        redeliveries,
+        (),
+        nothing,
+        codec,
+        origin,
+    )
+
+
 def messages_of(
     topic: str,
     message_id: MessageId,
@@ -118,31 +162,27 @@ def messages_of(
     ledger_id, entry_id, partition = message_id.ledger_id, message_id.entry_id, message_id.partition
     segment_id, publish_ms, producer = message_id.segment_id, metadata.publish_time, metadata.producer_name
     found = []
-    for index, (single, size, body) in enumerate(read_batch(payload, count)):
+    for index, (sequence_id, key, body, single) in enumerate(read_batch(payload, count)):
         if ack_words and not still_open >> index & 1:
             continue
         where = MessageId(ledger_id, entry_id, partition, index, count, segment_id)
-        key, sequence_id = single.partition_key, single.sequence_id
-        # The usual message says its size, its sequence id and perhaps a key. If these account for all bytes of its metadata,
-        # nothing else is there to be looked at; asking for each field would cost more than everything else.
-        usual = 2 + (len(body).bit_length() + 6) // 7 + (sequence_id.bit_length() + 6) // 7  # two tags, two numbers
-        if key:
-            usual += 2 + len(key)
-        if size == usual and body and 0 < sequence_id < _SIGN:  # 0 may also mean that it is not said
+        if single is None:
             found.append(
                 Message(
                     where,
                     topic,
                     body,
-                    key or None,
-                    {},
+                    key,
+                    _NOTHING,
                     publish_ms,
                     0,
                     sequence_id,
                     producer,
                     redeliveries,
-                    codec=codec,
-                    origin=origin,
+                    (),
+                    _NOTHING,
+                    codec,
+                    origin,
                 )
             )
         elif not single.compacted_out:

@@ -22,6 +22,7 @@ from braid.wire.batch import encode_batch
 from braid.wire.commands import unsigned64
 from braid.wire.compression import compress
 from braid.wire.entries import build_entry
+from braid.wire.plain_entries import plain_entry, plain_send
 from braid.wire.types import CompressionType
 
 Sent = asyncio.Future[MessageId]
@@ -124,6 +125,8 @@ class UnansweredEntry:
     def frame(self, producer_id: int) -> bytes:
         first = self.drafts[0]
         if not self.is_batch:
+            if first.txn is None:
+                return plain_send(producer_id, first.sequence_id, self.entry)
             return requests.send(producer_id, first.sequence_id, self.entry, 1, None, first.txn)
         count = first.count if len(self.drafts) == 1 else len(self.drafts)  # a block is alone in its entry
         return requests.send(producer_id, first.sequence_id, self.entry, count, self.highest_sequence_id, first.txn)
@@ -140,6 +143,8 @@ def make_entry(
 ) -> bytes:
     """The bytes of one entry that holds these messages."""
     first = drafts[0]
+    if not (is_batch or first.properties or first.event_ms or first.txn or schema_version or compression):
+        return plain_entry(producer, first.sequence_id, publish_ms, first.key, first.payload)
     metadata = pb.MessageMetadata(producer_name=producer, sequence_id=unsigned64(first.sequence_id), publish_time=publish_ms)
     if schema_version:
         metadata.schema_version = schema_version

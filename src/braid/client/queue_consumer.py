@@ -311,8 +311,11 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
 
     def _handed_out(self, lane: QueueLane, message: Message) -> None:
         limit = self._ack_timeout
-        lane.hand_out(message.id, math.inf if limit is None else self.clock.monotonic() + limit)
-        if limit is not None and self._ack_timer is None:
+        if limit is None:
+            lane.held[message.id] = math.inf
+            return
+        lane.hand_out(message.id, self.clock.monotonic() + limit)
+        if self._ack_timer is None:
             self._ack_timer = self.clock.call_later(limit, self._take_back, limit)
 
     def _take_back(self, limit: float) -> None:

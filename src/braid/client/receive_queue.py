@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from itertools import repeat
 from typing import Generic, TypeVar
 
 from braid.runtime.clock import Clock
@@ -43,7 +44,7 @@ class ReceiveQueue(Generic[L, T]):
         return [item for each, item in self._items if each is lane] if lane in self._counts else []
 
     def put(self, lane: L, items: Sequence[T]) -> None:
-        self._items.extend([(lane, item) for item in items])
+        self._items.extend(zip(repeat(lane), items))
         self._counts[lane] = self._counts.get(lane, 0) + len(items)
         self._changed.set()
 

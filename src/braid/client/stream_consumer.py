@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from braid.model.layout import SegmentLayout
 
 log = logging.getLogger(__name__)
+_set = msgspec.structs.force_setattr
 WARN_SECONDS = 10.0
 """How often an application is reminded of acknowledgements that hold a segment up."""
 
@@ -319,7 +320,7 @@ class StreamConsumer(TransactionalStream):
             self._vector = PositionVector(self._vector.number + 1, dict(self._handed))
             self._vector_of = segment_id
         lane.handed = self._handed[segment_id] = message.id
-        msgspec.structs.force_setattr(message, "vector", self._vector)
+        _set(message, "vector", self._vector)
         if (txn := IN_BLOCK.get()) is not None and txn.state == "OPEN":
             lane.read_in = txn
             txn.hold(self)
@@ -343,7 +344,7 @@ class StreamConsumer(TransactionalStream):
         if lane is None or lane.handed is None:
             return None
         if position is not lane.acked:
-            up_to = lane.handed if is_after(position, lane.handed) else position
+            up_to = lane.handed if position is not lane.handed and is_after(position, lane.handed) else position
             if lane.acked is None or is_after(up_to, lane.acked):
                 lane.acked = up_to
                 lane.acknowledge_up_to(up_to)

@@ -15,6 +15,7 @@ from braid.client.attachment import Attachment
 from braid.client.connection import UNASKED, Connection
 from braid.client.consumer_entries import EntryReader, permits_of, position_of
 from braid.client.consumer_lanes import NO_GAPS, LaneOptions, LaneOwner, message_id_data, up_to_data
+from braid.client.individual_acks import IndividualAcks
 from braid.client.messages import MessageId, is_after
 from braid.client.transaction_acks import TransactionAcks
 from braid.errors import (
@@ -26,7 +27,6 @@ from braid.errors import (
     RequestError,
     TransportError,
 )
-from braid.model.ackset import full
 from braid.model.positions import Position
 from braid.wire import messages as pb
 from braid.wire import requests
@@ -70,9 +70,7 @@ class TopicConsumer(Attachment):
         self._up_to: MessageId | None = None
         """A cumulative ack to send."""
         self._entries = EntryReader(topic, options, self.config)
-        self._open_batches: dict[tuple[int, int], int] = {}
-        self._acks: dict[tuple[int, int], int] = {}
-        """Individual acks to send: entry -> mask of what is still open in it."""
+        self._acks = IndividualAcks()
         self._ack_waiters: list[asyncio.Future[None]] = []
         self._are_acks_queued = False
         self._redeliver: dict[Position, None] = {}
@@ -109,7 +107,7 @@ class TopicConsumer(Attachment):
         self.is_ended = False  # told again, if it is still so
         self._owner.drop_queued(self)
         self._entries.clear()
-        self._open_batches.clear()
+        self._acks.forget_batches()
         self._granted = 0
 
     async def _subscribe(self, connection: Connection) -> None:
@@ -200,19 +198,9 @@ class TopicConsumer(Attachment):
 
     def acknowledge(self, message_id: MessageId) -> None:
         """Acknowledge one message; sent with the others of this loop turn."""
-        position = message_id.ledger_id, message_id.entry_id
-        still_open = 0
-        if message_id.batch_index >= 0:
-            mask = self._open_batches.get(position)
-            if mask is None:
-                mask = full(message_id.batch_size)
-            still_open = mask & ~(1 << message_id.batch_index)
-            if still_open:
-                self._open_batches[position] = still_open
-            elif position in self._open_batches:
-                del self._open_batches[position]
-        waiting = self._acks.get(position)  # one that waits for a connection knows of others
-        self._acks[position] = still_open if waiting is None else waiting & still_open
+        if self._acks.extends_run(message_id):
+            return  # what it follows is queued
+        self._acks.add(message_id)
         if not self._are_acks_queued:
             self._queue_acks()
 
@@ -370,7 +358,7 @@ class TopicConsumer(Attachment):
             self._up_to = None
         if not self._acks:
             return
-        acks, self._acks = self._acks, {}
+        acks = self._acks.take()
         waiters, self._ack_waiters = self._ack_waiters, []
         if waiters:
             self._tasks.spawn(self._confirm_for(acks, waiters), "ack")
@@ -386,8 +374,7 @@ class TopicConsumer(Attachment):
             await self._confirm(acks)
         except TransportError:
             # Nobody knows whether they arrived; they are sent again by the next attachment, which is harmless.
-            for position, mask in acks.items():
-                self._acks[position] = self._acks.get(position, -1) & mask
+            self._acks.put_back(acks)
             self._ack_waiters += waiters
             if not self._are_acks_queued:
                 self._queue_acks()
@@ -406,8 +393,7 @@ class TopicConsumer(Attachment):
                     waiter.set_result(None)
 
     def _ack_entries(self, positions: list[Position]) -> None:
-        for position in positions:
-            self._acks[position] = 0
+        self._acks.add_entries(positions)
         if not self._are_acks_queued:
             self._queue_acks()
 

@@ -1,0 +1,89 @@
+"""`IndividualAcks`: what is sent is what was acknowledged, in whatever order, over lost connections and new attachments."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from braid.client.individual_acks import IndividualAcks
+from braid.client.messages import MessageId
+from braid.model.ackset import full
+
+SIZES = (0, 1, 3, 70)
+"""Of the batches, by entry id; 0 = not a batch."""
+
+
+class OneByOne:
+    """The same without runs: a mask per entry, changed at each message."""
+
+    def __init__(self) -> None:
+        self.unsent: dict[tuple[int, int], int] = {}
+        self.open: dict[tuple[int, int], int] = {}
+
+    def add(self, message_id: MessageId) -> None:
+        position = message_id.ledger_id, message_id.entry_id
+        mask = 0
+        if message_id.batch_index >= 0:
+            mask = self.open.get(position, full(message_id.batch_size)) & ~(1 << message_id.batch_index)
+            self.open[position] = mask
+            if not mask:
+                del self.open[position]
+        self.unsent[position] = self.unsent.get(position, -1) & mask
+
+
+def add(acks: IndividualAcks, message_id: MessageId) -> None:
+    if not acks.extends_run(message_id):
+        acks.add(message_id)
+
+
+ids = st.builds(
+    lambda ledger_id, entry_id, index: MessageId(
+        ledger_id, entry_id, -1, min(index, SIZES[entry_id] - 1), batch_size=SIZES[entry_id], segment_id=2
+    ),
+    st.integers(1, 2),
+    st.integers(0, len(SIZES) - 1),
+    st.integers(0, 69),
+)
+runs = st.builds(
+    lambda first, count: (
+        [
+            MessageId(first.ledger_id, first.entry_id, -1, index, first.batch_size, 2)
+            for index in range(first.batch_index, min(first.batch_index + count, max(first.batch_size, 0)))
+        ]
+        or [first]
+    ),
+    ids,
+    st.integers(1, 70),
+)
+
+
+@given(st.lists(runs | st.sampled_from(["take", "fail", "attach", "forget"]), max_size=20))
+def test_runs_of_neighbours_make_the_same_masks(steps: list[list[MessageId] | str]) -> None:
+    acks, model = IndividualAcks(), OneByOne()
+    for step in steps:
+        if isinstance(step, list):
+            for each in step:
+                add(acks, each)
+                model.add(each)
+        elif step == "attach":
+            acks.forget_batches()
+            model.open.clear()
+        elif step == "forget":
+            acks.clear()
+            model.unsent.clear()
+        else:
+            assert bool(acks) is bool(model.unsent)
+            taken = acks.take()
+            assert taken == model.unsent
+            if step == "fail":
+                acks.put_back(taken)
+            else:
+                model.unsent = {}
+    assert acks.take() == model.unsent
+    assert not acks
+
+
+def test_entries_of_chunks_are_acknowledged_whole() -> None:
+    acks = IndividualAcks()
+    acks.add_entries([(1, 2), (1, 3)])
+    assert acks.take() == {(1, 2): 0, (1, 3): 0}
