@@ -68,6 +68,11 @@ class IndividualAcks:
         for position, mask in acks.items():
             self._unsent[position] = self._unsent.get(position, -1) & mask
 
+    def forget_batch(self, ledger_id: int, entry_id: int) -> None:
+        """What is open in this one is sent again, to anybody; brokers know what is acknowledged of it."""
+        self._end_run()
+        self._open.pop((ledger_id, entry_id), None)
+
     def forget_batches(self) -> None:
         """Everything open comes again, and says itself what is open in it."""
         self._end_run()

@@ -67,7 +67,7 @@ LATEST = MessageId(LATEST_NUMBER, LATEST_NUMBER)
 """After the last message."""
 
 
-class Message(msgspec.Struct, frozen=True, gc=False, weakref=True):
+class Message(msgspec.Struct, frozen=True, weakref=True):
     """One received message."""
 
     id: MessageId

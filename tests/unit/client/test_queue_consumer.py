@@ -355,7 +355,7 @@ async def test_nothing_is_kept_of_batches_that_went_to_others(broker: InProcessB
         await consumer.negative_acknowledge(got[1])
         again = await consumer.receive(SECONDS)
         assert again.payload == b"1"  # the others are with the application, or acknowledged
-        assert [lane._open_batches for lane in consumer._lanes.values()] == [{}, {}]
+        assert [lane._acks._open for lane in consumer._lanes.values()] == [{}, {}]
         for message in (*got[2:], again):
             await consumer.acknowledge(message, wait=True)
         assert (await controller.stats())["subscriptions"]["q"]["backlog"] == 0
