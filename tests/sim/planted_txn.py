@@ -106,10 +106,10 @@ def state_before_fence() -> list[Patch]:
         early: dict[str, list[StoredOp]] = store.__dict__.get("early", {})
         return early.pop(segment) if segment in early else await honest(store, segment)
 
-    opening = "    managed = await self.logs.open(\n"
+    opening = "        managed = await self.logs.open(\n"
     return [
         (txn_faults, "DEEDS", ("replace",)),  # what it takes to see it, more often than the others
-        *changed(BrokerService, "_open", opening, "    await listed(self, name)\n" + opening, listed=listed),
+        *changed(BrokerService, "_open", opening, "        await listed(self, name)\n" + opening, listed=listed),
         (TransactionStore, "writes_in", writes_in),
     ]
 
