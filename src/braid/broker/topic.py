@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from braid.broker.dedup import CURSOR_NAME, REQUESTED, MessageDeduplication
@@ -17,6 +18,7 @@ from braid.broker.link import Link
 from braid.broker.producer import Producer, PublishContext, TransactionalPublish
 from braid.broker.subscription import Subscription
 from braid.broker.topic_producers import TopicProducers
+from braid.broker.visible import last_shown
 from braid.errors import (
     BraidError,
     Closed,
@@ -103,6 +105,7 @@ class Topic(TopicProducers):
             str(self.name), managed, shared.store, shared.decisions, self.clock, self.tasks, self._more_readable
         )
         await self.transactions.recover()
+        managed.last_shown = partial(last_shown, self)
         managed.on_trimmed = self._trimmed
         for name, cursor in managed.cursors.items():
             if name not in names.RESERVED_SUBSCRIPTIONS:

@@ -50,10 +50,23 @@ def within(subscription: Subscription, entries: list[Entry]) -> list[Entry]:
 async def last_visible(topic: Topic) -> tuple[Position, Entry | None]:
     """The last entry that may be read. If that is certainly none, its position is (-1, -1); the entry is None also if it is
     trimmed."""
-    managed, transactions = topic.log, topic.transactions
-    last = min(managed.last_position, transactions.max_read_position)
-    if not transactions.hides:
+    last = min(topic.log.last_position, topic.transactions.max_read_position)
+    if not topic.transactions.hides:
         return last, await _entry(topic, last)
+    found = await _last_of(topic, last)
+    return (EARLIEST, None) if found is None else (Position(found.ledger_id, found.entry_id), found)
+
+
+async def last_shown(topic: Topic, last: Position) -> Position:
+    """The last entry up to this one that is not hidden; (-1, -1) if all of them are."""
+    if not topic.transactions.hides:
+        return last
+    found = await _last_of(topic, last)
+    return EARLIEST if found is None else Position(found.ledger_id, found.entry_id)
+
+
+async def _last_of(topic: Topic, last: Position) -> Entry | None:
+    managed, transactions = topic.log, topic.transactions
     if not managed.map.contains(last):
         last = managed.position_before(last)
     while managed.map.contains(last):
@@ -67,9 +80,9 @@ async def last_visible(topic: Topic) -> tuple[Position, Entry | None]:
                     found = entry
             position = managed.position_after(position)
         if found is not None:
-            return Position(found.ledger_id, found.entry_id), found
+            return found
         last = managed.position_before(start)
-    return EARLIEST, None
+    return None
 
 
 async def _entry(topic: Topic, position: Position) -> Entry | None:

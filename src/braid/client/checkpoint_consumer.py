@@ -235,15 +235,19 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
                     f"The checkpoint says nothing of segment {segment_id} of {self.topic}, because it was taken by a member of "
                     "a group; use it in that group, or start from EARLIEST, LATEST or a time."
                 )
-            return BEGINNING if start.topic and segment_id >= start.next_segment else EARLIEST
+            return self._beginning() if start.topic and segment_id >= start.next_segment else EARLIEST
         if isinstance(start, Checkpoint):
             start = start.boundary or EARLIEST
         if is_new:
-            return BEGINNING
+            return self._beginning()
         if isinstance(start, MessageId) and start == LATEST:
             info = layout.all_segments.get(segment_id)
             return END if info is None or info.is_sealed else LATEST
         return start if isinstance(start, AtTime) else EARLIEST
+
+    def _beginning(self) -> MessageId:
+        """Of a segment that came later. In a group another member may have read what is not there any more."""
+        return BEGINNING if self.group is None else EARLIEST
 
     def _add(self, segment_id: int, topic: str) -> None:
         place = self._places[segment_id]

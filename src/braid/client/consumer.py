@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from braid.client.consumer_lanes import LaneOptions, message_id_data
 from braid.client.consumer_origin import Origin
-from braid.client.messages import Message, MessageId
+from braid.client.messages import Message, MessageId, is_of_one_entry
 from braid.client.topic_consumer import TopicConsumer
 from braid.client.transaction_acks import acknowledge_in
 from braid.client.transactions import Joinable, Transaction, joined
@@ -159,8 +159,9 @@ class Consumer:
     def put(self, lane: TopicConsumer, messages: list[Message]) -> None:
         """New messages; bounded by the permits their lane granted. Brokers send whole entries again: what comes with a message
         of its batch and waits here anyway is not taken twice."""
-        if messages[0].redelivery_count and self._queue:
-            here = {message.id for other, message in self._queue if other is lane}
+        if messages[0].redelivery_count and messages[0].id.batch_index >= 0 and self._queue:
+            entry = messages[0].id
+            here = {each.id for other, each in self._queue if other is lane and is_of_one_entry(each.id, entry)}
             fresh = [message for message in messages if message.id not in here]
             lane.consumed(len(messages) - len(fresh))
             messages = fresh

@@ -7,9 +7,13 @@ a batch in its order: neighbours are noted as a run and become a mask once, not 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from braid.client.messages import MessageId
 from braid.model.ackset import full
+
+MAX_OPEN: Final = 10_000
+"""Batches of which it is remembered here what is open in them."""
 
 
 class IndividualAcks:
@@ -21,7 +25,8 @@ class IndividualAcks:
         self._unsent: dict[tuple[int, int], int] = {}
         """Entry -> mask of what is still open in it."""
         self._open: dict[tuple[int, int], int] = {}
-        """The same for every batch of which something is acknowledged, but not all."""
+        """The same for every batch of which something is acknowledged, but not all, as far as that is known here: the rest of
+        it may go to others. Brokers know better, so the oldest are forgotten when there are many (INV17)."""
         self._run: MessageId | None = None
         """The first of neighbours that were acknowledged in order."""
         self._run_end = -1
@@ -68,11 +73,6 @@ class IndividualAcks:
         for position, mask in acks.items():
             self._unsent[position] = self._unsent.get(position, -1) & mask
 
-    def forget_batch(self, ledger_id: int, entry_id: int) -> None:
-        """What is open in this one is sent again, to anybody; brokers know what is acknowledged of it."""
-        self._end_run()
-        self._open.pop((ledger_id, entry_id), None)
-
     def forget_batches(self) -> None:
         """Everything open comes again, and says itself what is open in it."""
         self._end_run()
@@ -94,6 +94,8 @@ class IndividualAcks:
             mask = full(run.batch_size)
         still_open = mask & ~(full(self._run_end) & ~full(run.batch_index))
         if still_open:
+            if len(self._open) >= MAX_OPEN and position not in self._open:
+                del self._open[next(iter(self._open))]
             self._open[position] = still_open
         else:
             self._open.pop(position, None)

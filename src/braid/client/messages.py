@@ -61,6 +61,11 @@ def is_after(one: MessageId, other: MessageId) -> bool:
     return (one.ledger_id, one.entry_id) > (other.ledger_id, other.entry_id)
 
 
+def is_of_one_entry(one: MessageId, other: MessageId) -> bool:
+    """Whether two messages of a topic without segments, or of one segment, came in the same batch."""
+    return one.entry_id == other.entry_id and one.ledger_id == other.ledger_id
+
+
 EARLIEST = MessageId(EARLIEST_NUMBER, EARLIEST_NUMBER)
 """Before the first message that is kept."""
 LATEST = MessageId(LATEST_NUMBER, LATEST_NUMBER)

@@ -19,7 +19,7 @@ from braid.client.consumer_lanes import LaneOptions, LaneOwner
 from braid.client.consumer_origin import checked_name, checked_text, initial_position, is_none_or, is_seconds
 from braid.client.consumer_segments import SegmentsConsumer
 from braid.client.dead_letters import DeadLetterPolicy, DeadLetters
-from braid.client.messages import Message, MessageId
+from braid.client.messages import Message, MessageId, is_of_one_entry
 from braid.client.topic_consumer import TopicConsumer
 from braid.client.transaction_acks import acknowledge_in
 from braid.client.transactions import Joinable, Transaction, joined
@@ -75,6 +75,12 @@ class QueueLane(TopicConsumer):
         super().begin(connection)
         if is_again:
             self._attached_again()
+
+    def transaction_ended(self, txn: Transaction, /, *, is_committed: bool) -> None:
+        if not is_committed:  # what it was to acknowledge comes again, also where the application has got a second copy
+            for message_id in self.transactional.acknowledged_in(txn):
+                self.held.pop(message_id, None)
+        super().transaction_ended(txn, is_committed=is_committed)
 
     def hand_out(self, message_id: MessageId, deadline: float) -> None:
         self.held.pop(message_id, None)  # so that it goes to the end
@@ -338,8 +344,10 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
     def _not_here(self, lane: QueueLane, messages: list[Message]) -> list[Message]:
         """What comes again, without what the application has in its hands or in the queue: brokers send whole entries again,
         and neighbours of a refused message in its batch are neither refused nor lost."""
-        here = {each.id for each in self._queue.of(lane)}
-        fresh = [each for each in messages if each.id not in lane.held and each.id not in here]
+        fresh = [each for each in messages if each.id not in lane.held]
+        if fresh and fresh[0].id.batch_index >= 0:  # else it has no neighbours
+            here = {each.id for each in self._queue.of(lane) if is_of_one_entry(each.id, fresh[0].id)}
+            fresh = [each for each in fresh if each.id not in here]
         if len(fresh) < len(messages):
             lane.consumed(len(messages) - len(fresh))
         return fresh

@@ -268,11 +268,8 @@ class TopicConsumer(Attachment):
 
     def redeliver(self, positions: Iterable[Position]) -> None:
         """Have these entries sent again, to any consumer of the Shared subscription."""
-        wanted = list(positions)
-        for each in wanted:  # maybe never seen here again
-            self._acks.forget_batch(each.ledger_id, each.entry_id)
         if self.connection is not None:  # a new attachment gets everything unacknowledged anyway
-            self.connection.write(requests.redeliver(self.consumer_id, [message_id_data(each, 0) for each in wanted]))
+            self.connection.write(requests.redeliver(self.consumer_id, [message_id_data(each, 0) for each in positions]))
 
     def start_again(self) -> None:
         """Have everything unacknowledged sent again, from the first on; not for Shared subscriptions."""

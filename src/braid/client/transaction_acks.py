@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 from weakref import ref
 
@@ -99,6 +100,10 @@ class TransactionAcks:
             )
             txn.fail(error)
             raise error
+
+    def acknowledged_in(self, txn: Transaction) -> Collection[MessageId]:
+        """The messages that `deal_with` has seen in it."""
+        return self._received.get(txn, ())
 
     def forget(self, txn: Transaction) -> None:
         """The transaction has ended."""

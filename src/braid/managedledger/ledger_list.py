@@ -17,6 +17,7 @@ from braid.managedledger.api import LedgerResolver
 from braid.managedledger.ledger_map import LedgerMap
 from braid.managedledger.owned_record import OwnedRecord
 from braid.managedledger.records import LedgerInfo, LogRecord, PositionRecord
+from braid.model.positions import Position
 
 log = logging.getLogger(__name__)
 MAX_UNDELETED = 10_000
@@ -69,11 +70,13 @@ class LedgerList:
         )
         self.has_news = True
 
-    async def commit(self, change: Callable[[list[LedgerInfo]], list[LedgerInfo]]) -> list[LedgerInfo]:
+    async def commit(
+        self, change: Callable[[list[LedgerInfo]], list[LedgerInfo]], *, last_shown: Position | None = None
+    ) -> list[LedgerInfo]:
         """Change the list of ledgers, in the record and then here; returns the ledgers that are no longer listed.
 
         `change` takes away or adds whole ledgers; it is applied twice, because a ledger may be closed while the record is
-        written.
+        written. Of what it takes away at the front, `last_shown` is the last entry that a reader can have got.
         """
         written: list[LedgerInfo] = []
 
@@ -86,7 +89,7 @@ class LedgerList:
                 last_ledger_id=max(record.last_ledger_id, written[-1].ledger_id if written else -1),
                 last_index=last_index,
                 last_append_ms=last_append_ms,
-                trimmed_position=trimmed_by(record, written, self.infos),
+                trimmed_position=_trimmed_position(record, last_shown),
             )
 
         await self.update(listed)
@@ -135,10 +138,7 @@ def without_empty_end(infos: list[LedgerInfo]) -> list[LedgerInfo]:
     return infos[:-1] if infos and infos[-1].entries == 0 else infos
 
 
-def trimmed_by(record: LogRecord, kept: list[LedgerInfo], infos: list[LedgerInfo]) -> PositionRecord | None:
-    """The last entry that is gone from the front of a log once only these of its ledgers are kept."""
-    first = kept[0].ledger_id if kept else None
-    for info in reversed(infos):
-        if info.entries and (first is None or info.ledger_id < first):
-            return PositionRecord(info.ledger_id, info.entries - 1)
-    return record.trimmed_position
+def _trimmed_position(record: LogRecord, last_shown: Position | None) -> PositionRecord | None:
+    if last_shown is None or last_shown.ledger_id < 0:
+        return record.trimmed_position
+    return PositionRecord(last_shown.ledger_id, last_shown.entry_id)

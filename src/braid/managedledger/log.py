@@ -24,7 +24,7 @@ from braid.managedledger.cursor_store import CursorStore
 from braid.managedledger.deletion import remove_log
 from braid.managedledger.owned_record import OwnedRecord
 from braid.managedledger.reading import decode
-from braid.managedledger.records import LogRecord, PositionRecord, changed, decode_record
+from braid.managedledger.records import LedgerInfo, LogRecord, PositionRecord, changed, decode_record
 from braid.managedledger.retention import trimmable
 from braid.managedledger.stats import internal_stats
 from braid.metadata.api import MetadataStore
@@ -43,6 +43,7 @@ class ManagedLedger(LogAppender):
         "_lifecycle",
         "_trimming",
         "cursors",
+        "last_shown",
         "metadata",
         "on_trimmed",
         "retention_mb",
@@ -72,6 +73,8 @@ class ManagedLedger(LogAppender):
         self.retention_mb = retention_mb
         self.trim_guard: Callable[[], Awaitable[bool]] | None = None
         """Asked before anything is deleted: False keeps everything for now."""
+        self.last_shown: Callable[[Position], Awaitable[Position]] | None = None
+        """Says which entry up to one is the last that a reader can have got; (-1, -1): none. Without it, every one can."""
         self.on_trimmed: Callable[[], None] | None = None
         """Told when the first position has moved."""
         self._lifecycle = asyncio.Lock()
@@ -116,7 +119,7 @@ class ManagedLedger(LogAppender):
 
     @property
     def trimmed_position(self) -> Position | None:
-        """The last entry that was deleted from the front; None if none was."""
+        """The last entry deleted from the front that a reader can have got; None if none was."""
         found = self._record.value.trimmed_position
         return None if found is None else Position(found.ledger_id, found.entry_id)
 
@@ -317,14 +320,30 @@ class ManagedLedger(LogAppender):
             await cursor.flush()
         if not (count := self._trimmable()):  # a cursor may have gone back meanwhile
             return 0
+        shown = await self._last_shown_of(self.infos[:count])
+        if self._trimmable() < count:
+            return 0
         gone = {info.ledger_id for info in self.infos[:count]}
-        dropped = await self.ledgers.commit(lambda infos: [info for info in infos if info.ledger_id not in gone])
+        dropped = await self.ledgers.commit(
+            lambda infos: [info for info in infos if info.ledger_id not in gone], last_shown=shown
+        )
         if self.on_trimmed is not None:
             self.on_trimmed()
         for info in dropped:
             await self._reader.forget(info.ledger_id)
             await self.ledgers.discard(info.ledger_id, info.properties)
         return len(dropped)
+
+    async def _last_shown_of(self, infos: list[LedgerInfo]) -> Position | None:
+        """The last entry of these ledgers that a reader can have got; None if they have no entries."""
+        last = next((Position(info.ledger_id, info.entries - 1) for info in reversed(infos) if info.entries), None)
+        if last is None or self.last_shown is None:
+            return last
+        try:
+            return await self.last_shown(last)
+        except BraidError as error:  # it goes all the same; readers may be told of a gap that is none
+            log.info("the end of what is trimmed of log %s cannot be read: %s", self.name, error)
+            return last
 
     def _trimmable(self) -> int:
         return trimmable(

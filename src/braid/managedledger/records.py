@@ -59,7 +59,7 @@ class LogRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     last_append_ms: int = 0
     """Where the numbering stood at the last update; counts when no ledger with entries is left."""
     trimmed_position: PositionRecord | None = None
-    """The last entry that was deleted from the front of the log; None if none was."""
+    """The last entry deleted from the front of the log that a reader can have got; None if none was."""
     is_deleted: bool = False
     """Being deleted: gone for everybody, whoever meets it finishes the work."""
 

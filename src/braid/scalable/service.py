@@ -132,6 +132,9 @@ class ScalableTopicService:
         if metadata is not None:
             wanted = [one for one in metadata.layout.all_segments.values() if physical_name(topic.scalable, one) != besides]
             await self._make_cursors(topic.scalable, subscription, record, metadata, wanted)
+            if metadata.is_at_rest:  # no leader would make the cursors that are missing
+                with suppress(BraidError):
+                    await self.controller(topic)
         return record
 
     async def _make_cursors(

@@ -21,6 +21,7 @@ from braid.managedledger.config import ManagedLedgerConfig
 from braid.managedledger.log import ManagedLedger
 from braid.model.names import TopicName
 from braid.scalable.config import ScalableConfig
+from braid.scalable.controller import ScalableTopicController
 from braid.testing.broker import InProcessBroker
 from braid.web.config import StandaloneConfig
 
@@ -199,7 +200,8 @@ async def test_a_segment_that_came_after_the_checkpoint_is_wanted_from_its_first
         await take(consumer, 2)
         place = consumer.checkpoint().to_bytes()
     controller = await world.broker.nodes[0].service.scalable.lead(NAME)
-    await controller.split_segment(0)  # type: ignore[union-attr]
+    assert isinstance(controller, ScalableTopicController)
+    await controller.split_segment(0)
     await world.produce(2, 26)
     long = [each.log for each in world.broker.nodes[0].service.topics.values() if len(each.log.infos) > 1]
     assert long
@@ -208,3 +210,48 @@ async def test_a_segment_that_came_after_the_checkpoint_is_wanted_from_its_first
     with pytest.raises(CheckpointOutdated, match=r"messages of segment [12]"):
         async with world.consumer(place) as consumer:
             await take(consumer, 24)
+
+
+async def test_an_aborted_transaction_behind_what_was_read_is_no_gap(world: World) -> None:
+    """Nobody was ever shown its entries, so no reader stands behind them."""
+    async with world.client.producer(TOPIC, batching=False) as producer:
+        for number in range(3):
+            await producer.send(b"%d" % number)
+        txn = await world.client.begin_transaction()
+        for _ in range(PER_LEDGER - 3):
+            await producer.send(b"99", txn=txn)
+        await txn.abort()
+    async with world.consumer() as consumer:
+        assert await take(consumer, 3) == [0, 1, 2]
+        place = consumer.checkpoint().to_bytes()
+    await world.produce(3, 4)  # in the next ledger
+    assert await world.trim() == PER_LEDGER
+    async with world.consumer(place) as consumer:
+        assert await take(consumer, 1) == [3]
+
+
+async def test_a_member_of_a_group_goes_on_where_another_had_read_what_is_gone(world: World) -> None:
+    """It cannot know what the other one read; a group promises that its members do not read the same, no more."""
+    first, second = await world.consumer(group="g"), await world.consumer(group="g")
+    controller = await world.broker.nodes[0].service.scalable.lead(NAME)
+    assert isinstance(controller, ScalableTopicController)
+    await controller.split_segment(0)
+    keys = dict.fromkeys((1, 2), "")
+    layout = controller.layout
+    for number in range(100):
+        keys[layout.segment_of_key(f"k{number}").segment_id] = f"k{number}"
+    async with world.client.producer(TOPIC, batching=False) as producer:
+        for number in range(2 * PER_LEDGER + 2):
+            for segment, key in keys.items():
+                await producer.send(b"%d" % (segment * 100 + number), key=key)
+        mine = {int((await first.receive(SECONDS)).payload) // 100 for _ in range(2 * PER_LEDGER + 2)}
+        assert len(mine) == 1
+        await take(second, 2 * PER_LEDGER + 2)
+        for each in list(world.broker.nodes[0].service.topics.values()):
+            if len(each.log.infos) > 1:
+                await world.trim(each.log)
+        await first.close()
+        await producer.send(b"7", key=keys[mine.pop()])
+        while (await second.receive(SECONDS)).payload != b"7":
+            pass  # what is kept of the segment comes first
+        await second.close()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from braid.client.individual_acks import IndividualAcks
+from braid.client.individual_acks import MAX_OPEN, IndividualAcks
 from braid.client.messages import MessageId
 from braid.model.ackset import full
 
@@ -87,3 +88,15 @@ def test_entries_of_chunks_are_acknowledged_whole() -> None:
     acks = IndividualAcks()
     acks.add_entries([(1, 2), (1, 3)])
     assert acks.take() == {(1, 2): 0, (1, 3): 0}
+
+
+@pytest.mark.inv("INV17")
+def test_batches_whose_rest_goes_to_others_are_not_kept_for_ever() -> None:
+    acks = IndividualAcks()
+    for entry_id in range(MAX_OPEN + 100):
+        add(acks, MessageId(1, entry_id, -1, 0, batch_size=2, segment_id=2))
+        assert acks.take() == {(1, entry_id): 0b10}
+    assert len(acks._open) == MAX_OPEN
+    add(acks, MessageId(1, 0, -1, 1, batch_size=2, segment_id=2))  # forgotten: the broker knows that the other one is done
+    add(acks, MessageId(1, MAX_OPEN, -1, 1, batch_size=2, segment_id=2))
+    assert acks.take() == {(1, 0): 0b01, (1, MAX_OPEN): 0}

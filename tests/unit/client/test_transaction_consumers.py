@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 import braid
@@ -595,6 +596,24 @@ async def test_a_message_that_came_twice_is_not_dealt_with_twice_in_one_transact
         async with client.queue_consumer(OUT, "all", initial="earliest") as reader:
             assert sorted(numbers(await take(reader, 3))) == [0, 1, 2]
             await nothing_more(reader)
+
+
+@pytest.mark.inv("INV14")
+async def test_a_message_that_came_twice_comes_again_after_the_abort(client: Client) -> None:
+    """The second copy was in the application's hands; that must not keep the third one from it."""
+    await produce(client, 0, 1)
+    async with client.queue_consumer(IN, "q", initial="earliest") as consumer:
+        begun = await client.begin_transaction()
+        (first,) = await take(consumer, 1)
+        await consumer.acknowledge(first, txn=begun, wait=True)
+        (lane,) = [each for each in consumer._lanes.values() if each.segment_id == first.id.segment_id]
+        consumer.put(lane, [msgspec.structs.replace(first, redelivery_count=1)])  # as after a lost connection
+        (second,) = await take(consumer, 1)
+        with pytest.raises(TransactionConflict, match="received a second time"):
+            await consumer.acknowledge(second, txn=begun)
+        with pytest.raises(TransactionConflict):
+            await begun.commit()
+        assert numbers(await take(consumer, 1)) == [0]
 
 
 # Sub-transactions.

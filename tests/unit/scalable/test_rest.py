@@ -264,3 +264,19 @@ def test_a_leader_that_cannot_say_so_is_followed_by_another() -> None:
         assert [*broker.service.controllers(), *other.service.controllers()]
 
     simulate(main)
+
+
+@pytest.mark.inv("INV7")
+def test_a_new_subscription_of_a_topic_at_rest_gets_its_cursors_from_a_leader() -> None:
+    """Also where an owner did not answer, and the consumer that asked for it never comes back."""
+
+    async def main(world: World) -> None:
+        broker = await at_rest(world)
+        refusals = [StoreUnavailable("The owner is away for a moment.")]
+        world.segments.fail = lambda call, _segment: refusals.pop() if call == "create_subscription" and refusals else None
+        await broker.do(lambda service: service.register_queue_subscription(TOPIC, "q", "latest"))
+        assert not refusals
+        await asyncio.sleep(2 * LOOK)
+        assert [sorted(topic.cursors) for topic in world.segments.topics.values()] == [["q"], ["q"]]
+
+    simulate(main)
