@@ -162,6 +162,20 @@ def test_a_batch_to_many_topics_counts_once(kind: str) -> None:
                 assert seen(client, topic, kind) == Counter(b"%d" % each for each in range(at, 400, 8))
 
 
+def test_a_partitioned_topic_and_one_of_its_partitions_side_by_side() -> None:
+    """Both producers end in the partition: under one name, the broker would take rows of one for rows of the other."""
+    topic = "persistent://public/default/parted"
+    with BackgroundBroker() as broker, Link(broker.service_url) as link:
+        with blocking.AdminClient(broker.http_url) as admin:
+            admin.topics.create(topic, partitions=1)
+        options = parse({"service.url": broker.service_url})
+        attempt = ExactlyOnceAttempt(link, Outgoing(SCHEMA, None), options, Identity("parted", 0, "run"))
+        written = attempt.write(rows([topic, f"{topic}-partition-0"], first, 40) for first in range(0, 400, 40))
+        assert sink.decide(link, [written]) == 400
+        with blocking.connect(broker.service_url) as client:
+            assert seen(client, topic, "persistent") == Counter(b"%d" % each for each in range(400))
+
+
 def seen(client: blocking.Client, topic: str, kind: str) -> Counter[bytes]:
     found: Counter[bytes] = Counter()
     open_one = client.consumer if kind == "persistent" else client.queue_consumer

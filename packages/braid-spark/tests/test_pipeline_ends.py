@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -129,6 +130,27 @@ def test_java_is_ended_if_it_does_not_stop(count: int, monkeypatch: pytest.Monke
     finally:
         never.set()
         java.communicate()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_stop_that_loses_its_java_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second Ctrl-C comes while Spark stops: PySpark would warn of a Java that may have crashed."""
+    monkeypatch.setattr(runner, "STOP_SECONDS", 0.05)
+    java = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    is_stopped = threading.Event()
+
+    def stop() -> None:
+        java.wait()
+        warnings.warn("Unable to cleanly shutdown Spark JVM process. It may have crashed.", RuntimeWarning, stacklevel=1)
+        is_stopped.set()
+
+    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=SimpleNamespace(proc=java)), stop=stop)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        runner._end(spark, runner._Signals())
+        assert is_stopped.wait(20)
+    java.communicate()
+    assert not said
 
 
 def test_spark_s_log_is_kept_and_named_if_the_query_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

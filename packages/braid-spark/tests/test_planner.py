@@ -193,12 +193,70 @@ def test_a_start_from_the_offset_of_a_checkpoint() -> None:
     world = split_world()
     old = planner().latest(planner().initial(), Limits(max_messages=2), world)
     plan = planner(json.dumps(old))
-    assert plan.initial() == {"v": 1, "from": {"topics": {TOPIC: {"0": 2, "1": 0, "2": 0}}, "incs": {TOPIC: "inc-1"}}}
+    reached = {"inc": "inc-1", "next": 3, "segs": {"0": 2, "1": 0, "2": 0}}
+    assert plan.initial() == {"v": 1, "from": {"reached": {TOPIC: reached}}}
     end = plan.latest(plan.initial(), Limits(), world)
     assert ranges(plan.partitions(plan.initial(), end, world)) == [(0, 2, 4)]
     world.by_name[TOPIC].incarnation = "inc-2"
     with pytest.raises(IncarnationMismatch, match=r"inc-1, now inc-2.*new checkpoint"):
         planner(json.dumps(old)).latest(plan.initial(), Limits(), world)
+
+
+def sealed_while_it_ran(count: int) -> tuple[World, str]:
+    """A run to the end, during which the first segment was split: that one is read, its children are not begun."""
+    world, plan = World(Topic(TOPIC, count=count)), planner()
+    for key in (1, 1, 60_000, 60_000):
+        world.send(key)
+    cap = plan.cap(world)
+    start = plan.latest(plan.initial(), Limits(max_messages=1), world, until=cap)
+    world.by_name[TOPIC].split(0)
+    for key in (1, 30_000, 60_000):
+        world.send(key)
+    return world, json.dumps(plan.latest(start, Limits(), world, until=cap))
+
+
+@pytest.mark.parametrize(
+    ("count", "segs", "before", "after"),
+    [
+        (1, {}, [(0, 0, 4)], [(1, 0, 2), (2, 0, 1)]),
+        (2, {"1": 2}, [(0, 0, 2), (1, 0, 2)], [(1, 2, 3), (2, 0, 1), (3, 0, 1)]),
+    ],
+)
+def test_the_checkpoint_of_a_run_during_which_a_segment_was_sealed_says_a_start_and_an_end(
+    count: int, segs: dict[str, int], before: list[tuple[int, int, int]], after: list[tuple[int, int, int]]
+) -> None:
+    world, offset = sealed_while_it_ran(count)
+    assert topic_of(json.loads(offset))["segs"] == segs
+    plan = planner(offset)
+    assert ranges(plan.partitions(plan.initial(), plan.latest(plan.initial(), Limits(), world), world)) == after
+    for option, expected in (("startingOffsets", after), ("endingOffsets", before)):
+        plan = Planner(batch_options(**{option: offset}), Clock())
+        assert ranges(plan.partitions(*plan.batch(world), world)) == expected
+
+
+def test_what_came_and_went_behind_the_offset_of_a_checkpoint_is_a_loss() -> None:
+    world, offset = sealed_while_it_ran(1)
+    world.by_name[TOPIC].merge(1, 2)
+    world.by_name[TOPIC].prune(0)
+    world.by_name[TOPIC].prune(1)
+    plan = planner(offset)
+    with pytest.raises(DataLost, match=r"segment 1 of .* are lost, 2 in number"):
+        plan.latest(plan.initial(), Limits(), world)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"segs": {"1": 9}}, "names segment 1 of .* at 9, but its last index is 2"),
+        ({"segs": {"7": 0}, "next": 8}, "names segment 7 of .*only those below 4"),
+    ],
+)
+def test_the_offset_of_a_checkpoint_that_cannot_be(changed: dict[str, Any], message: str) -> None:
+    world, offset = sealed_while_it_ran(2)
+    damaged = {"v": 1, "topics": {TOPIC: topic_of(json.loads(offset)) | {"drained": {}} | changed}}
+    plan = planner(json.dumps(damaged))
+    with pytest.raises(ConfigError, match=message):
+        plan.latest(plan.initial(), Limits(), world)
 
 
 def test_an_active_segment_nobody_answers_for_is_no_reason_to_leave_it_out() -> None:

@@ -262,8 +262,11 @@ def test_available_now_ends_and_reads_what_was_there(ordering: str, seed: int) -
     assert set(seen) <= there | before  # nothing newer
     if not is_open:
         assert stable <= set(seen)
+    other = Query(world, make_options(json.dumps(query.start), ordering=ordering), random)
     query.finish()  # and the next run finds the rest
     query.check(expected_from(query), is_ordered=ordering == "key")
+    other.finish()  # so does another query that begins where this run ended
+    other.check([each for each in expected_from(query) if each.number not in seen], is_ordered=ordering == "key")
 
 
 @CASES

@@ -63,6 +63,7 @@ def test_every_default_schema_is_a_good_one_and_pickles(names: str, value_format
         ({"id": pa.int64()}, {"value_format": "avro"}, "option avroSchema"),
         ({"nix": pa.int64()}, {"value_format": "avro", "avro_schema": AVRO}, "schema Order has no field nix; it has id, who"),
         ({"id": pa.int64()}, {"value_format": "avro", "avro_schema": "{"}, "Avro schema cannot be read"),
+        ({"id": pa.int64()}, {"value_format": "avro", "avro_schema": "{}"}, "Avro schema cannot be read: 'type' is missing"),
         ({"id": pa.int64()}, {"value_format": "avro", "avro_schema": '"string"'}, "is no record"),
         (
             {"value": pa.binary()},

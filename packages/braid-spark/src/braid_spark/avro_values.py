@@ -117,7 +117,8 @@ def parsed(text: str) -> Any:
     try:
         found = fastavro.parse_schema(_with_nulls(msgspec.json.decode(text)))
     except (msgspec.DecodeError, fastavro.schema.SchemaParseException, fastavro.schema.UnknownType, *FAILURES) as error:
-        raise InvalidArgument(f"The Avro schema cannot be read: {error}.") from None
+        why = f"{error} is missing" if isinstance(error, KeyError) else str(error).rstrip(".")
+        raise InvalidArgument(f"The Avro schema cannot be read: {why}.") from None
     if not isinstance(found, dict) or found.get("type") != "record":
         raise InvalidArgument("The Avro schema is no record, so that it has no columns; give the schema of a record.")
     return found

@@ -81,13 +81,19 @@ class Offset(msgspec.Struct):
 
 
 class Start(msgspec.Struct, frozen=True):
-    """Where to begin or to end, as the user said it: by word, by time, or by segment."""
+    """Where to begin or to end, as the user said it: by word, by time, by segment, or by what another query has read."""
 
     word: Literal["earliest", "latest"] | None = None
     timestamp_ms: int | None = None
     named: Named | None = None
-    incarnations: dict[str, str] | None = None
-    """Of named topics, if the positions come from a checkpoint."""
+    reached: dict[str, Frontier] | None = None
+    """From the offset of a checkpoint. Positions alone would not do: only `next` tells a segment that was read to its end from
+    one that was never begun."""
+
+    def said_of(self) -> set[str] | None:
+        """The topics it names; None if it says the same of all."""
+        given = self.named if self.reached is None else self.reached
+        return None if given is None else set(given)
 
     def document(self) -> dict[str, Any]:
         """The symbolic offset."""
@@ -95,10 +101,11 @@ class Start(msgspec.Struct, frozen=True):
             return {"v": VERSION, "from": self.word}
         if self.timestamp_ms is not None:
             return {"v": VERSION, "from": {"time": self.timestamp_ms}}
+        if self.reached is not None:
+            return {"v": VERSION, "from": {"reached": {name: each.document() for name, each in sorted(self.reached.items())}}}
         named = self.named or {}
         topics = {name: each if isinstance(each, str) else _by_id(each) for name, each in sorted(named.items())}
-        incarnations = {"incs": dict(sorted(self.incarnations.items()))} if self.incarnations else {}
-        return {"v": VERSION, "from": {"topics": topics} | incarnations}
+        return {"v": VERSION, "from": {"topics": topics}}
 
 
 def canonical_json(document: Mapping[str, Any]) -> str:
@@ -172,9 +179,10 @@ def _symbolic(document: Mapping[str, Any]) -> Start:
         return Start(word=given)
     if isinstance(given, Mapping) and set(given) == {"time"} and isinstance(given["time"], int):
         return Start(timestamp_ms=given["time"])
-    if isinstance(given, Mapping) and set(given) in ({"topics"}, {"topics", "incs"}) and isinstance(given["topics"], Mapping):
-        named = {name: _positions(name, each, "from") for name, each in given["topics"].items()}
-        return Start(named=named, incarnations=msgspec.convert(given.get("incs"), dict[str, str] | None))
+    if isinstance(given, Mapping) and set(given) == {"topics"} and isinstance(given["topics"], Mapping):
+        return Start(named={name: _positions(name, each, "from") for name, each in given["topics"].items()})
+    if isinstance(given, Mapping) and set(given) == {"reached"}:
+        return Start(reached=msgspec.convert(given["reached"], dict[str, Frontier], str_keys=True))
     raise ValueError(f"{_shown(given)} says no start")
 
 
@@ -187,8 +195,10 @@ def _of_document(given: dict[str, Any], option: str) -> Start:
     if isinstance(offset, Start):
         return offset
     return Start(
-        named={name: dict(topic.segs) for name, topic in offset.topics.items()},
-        incarnations={name: topic.inc for name, topic in offset.topics.items() if topic.inc},
+        reached={
+            name: Frontier(inc=topic.inc, next=topic.next, segs=topic.segs, incs=topic.incs)
+            for name, topic in offset.topics.items()
+        }
     )
 
 

@@ -38,7 +38,7 @@ TABLE: Final[tuple[Option, ...]] = (
         "topic",
         topic,
         "topic",
-        "The topic to read or to write to; of a sink, every row without `__topic` goes there",
+        "The topic to read or to write to; of a sink, every row goes there, whatever `__topic` says",
         aliases=("path",),
     ),
     Option("topics", "topics", topics, "list of topics", "Topics to read, with commas between them", "r", ("subscribe",)),

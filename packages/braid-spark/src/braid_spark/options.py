@@ -190,11 +190,12 @@ def _position(text: str, option: str, fields: Mapping[str, Any]) -> Start:
     if start.word == EARLIEST and option == "endingOffsets":
         raise ConfigError(f"The option {option} cannot be {EARLIEST}: nothing would be read. Set {LATEST} or positions.")
     topics = fields.get("topics", ())
-    if start.named is None or not topics:
+    said_of = start.said_of()
+    if said_of is None or not topics:
         return start
-    if others := sorted(set(start.named) - set(topics)):
+    if others := sorted(said_of - set(topics)):
         raise ConfigError(f"The option {option} names {others[0]}, which is not read. The topics are {_listed(topics)}.")
-    if missing := sorted(set(topics) - set(start.named)):
+    if missing := sorted(set(topics) - said_of):
         raise ConfigError(
             f"The option {option} says nothing of {missing[0]}. Name it too, if only with {EARLIEST} or {LATEST}."
         )

@@ -1,7 +1,7 @@
 """Where a query begins and where a batch ends: words, times and named positions, turned into indexes of segments. Pure.
 
 A resolved start lists every segment that is kept and not fully read, so that `next` is the topic's own and a segment that
-retention removed before is never missed.
+retention removed before is never missed. Only the offset of a checkpoint stays as it is: it says by itself what was read.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ def resolve_start(start: Start, topic: str, reads: Reads, losses: Losses) -> Fro
     view = reads.view(topic)
     if start.timestamp_ms is not None:
         return _at_time(start.timestamp_ms, topic, view, reads)
+    reached = None if start.reached is None else start.reached.get(topic)
+    if reached is not None:
+        return _checked(reached, topic, view, reads)
     said = start.word if start.named is None else start.named.get(topic)
     if said is None:
         raise ConfigError(f"startingOffsets says nothing of {topic}. Name it too, if only with {EARLIEST} or {LATEST}.")
     if isinstance(said, str):
         return _earliest(topic, view, reads) if said == EARLIEST else _latest(topic, view, reads)
-    check_incarnation(topic, (start.incarnations or {}).get(topic, ""), view, reads)
     return _at_positions(said, topic, view, reads, losses)
 
 
@@ -38,12 +40,17 @@ def resolve_end(ending: Start, topic: str, begin: Mapping[int, int], reads: Read
             at = reads.index_at_time(topic, number, ending.timestamp_ms) if stable[number] > begin[number] else 0
             stable[number] = max(begin[number], min(stable[number], at))
         return stable
+    reached = None if ending.reached is None else ending.reached.get(topic)
+    if reached is not None:
+        check_incarnation(topic, reached.inc, view, reads)
+        wanted: Positions = {number: LATEST if number < reached.next else first for number, first in begin.items()}
+        wanted.update(reached.segs)
+        return _stops(wanted, topic, view, begin, stable)
     said = ending.word if ending.named is None else ending.named.get(topic)
     if said == LATEST:
         return stable
     if said is None or isinstance(said, str):
         raise ConfigError(f"endingOffsets says no end of {topic}. Name its segments, or write {LATEST}.")
-    check_incarnation(topic, (ending.incarnations or {}).get(topic, ""), view, reads)
     return _stops(said, topic, view, begin, stable)
 
 
@@ -84,6 +91,15 @@ def _at_time(timestamp_ms: int, topic: str, view: ViewLike, reads: Reads) -> Fro
         if number in older or positions[number] > states[number].low:
             older.update(view.segments[number].parents)
     return _frontier(view, states, positions)
+
+
+def _checked(reached: Frontier, topic: str, view: ViewLike, reads: Reads) -> Frontier:
+    """What another query has read of a topic, if it can be of this one."""
+    check_incarnation(topic, reached.inc, view, reads)
+    _check_known(reached.segs, topic, view, "startingOffsets")
+    for number, state in reads.states(topic, reached.segs).items():
+        _index(reached.segs[number], state, f"startingOffsets names segment {number} of {topic}")
+    return reached
 
 
 def _at_positions(said: Positions, topic: str, view: ViewLike, reads: Reads, losses: Losses) -> Frontier:

@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -73,6 +74,8 @@ def open_session(pipeline: Pipeline, log: IO[bytes], held: Callable[[], Abstract
 
 def end_java(gateway: Any) -> None:
     """End Spark's Java, whatever it does, and with it the Python processes that it started."""
+    # A stop that is under way wonders where Java is; the user, who wanted that, need not.
+    warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark", RuntimeWarning)
     gateway.proc.kill()
     gateway.proc.wait()
 
