@@ -197,5 +197,5 @@ def test_in_peace_a_message_comes_twice_only_after_its_consumer_left() -> None:
 
 
 def test_lanes_are_bounded_by_segments() -> None:
-    assert dag_checkers.lanes_bounded(history(("p", "info", "lanes", [T, "p", 9, 3]))) == []
-    assert names(dag_checkers.lanes_bounded(history(("p", "info", "lanes", [T, "p", 40, 3])))) == ["C19"]
+    assert dag_checkers.lanes_bounded(history(("p", "info", "lanes", [T, "p", 8, 3]))) == []
+    assert names(dag_checkers.lanes_bounded(history(("p", "info", "lanes", [T, "p", 9, 3])))) == ["C19"]

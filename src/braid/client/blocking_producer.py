@@ -160,6 +160,11 @@ class Producer(Handover):
         return self._inner.last_sequence_id
 
     @property
+    def lanes_made(self) -> int:
+        """How many lanes it has made since it was opened: on a scalable topic at most a few for each segment there ever was."""
+        return self._inner.lanes_made
+
+    @property
     def is_connected(self) -> bool:
         """Whether every segment or partition it sends to is attached right now."""
         return self._inner.is_connected

@@ -67,6 +67,11 @@ class Producer:
         """Whether every lane in use has its place at a broker at the moment."""
         return all(lane.connection is not None for lane in self._lanes.everything())
 
+    @property
+    def lanes_made(self) -> int:
+        """How many lanes it has made since it was opened: on a scalable topic at most a few for each segment there ever was."""
+        return self._lanes.made
+
     async def open(self) -> None:
         """Find the topic; on a regular one attach to every partition."""
         topic, client = self._topic, self._client

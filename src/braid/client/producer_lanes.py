@@ -54,6 +54,8 @@ class LaneSet:
         """The one lane every message takes, if there is but one."""
         self.lanes: dict[int, TopicProducer] = {}
         """By segment id: those that take messages."""
+        self.made = 0
+        """How many lanes there were so far, those that only asked included."""
         self.failure: BraidError | None = None
         """Why the producer is of no more use, if so."""
         self._is_closing = False
@@ -311,6 +313,7 @@ class LaneSet:
     def _lane(
         self, topic: str, name: str | None, segment: SegmentInfo | None, partition: int = -1, *, is_managed: bool = False
     ) -> TopicProducer:
+        self.made += 1
         return TopicProducer(
             self._client,
             topic,

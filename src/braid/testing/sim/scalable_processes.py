@@ -58,7 +58,7 @@ class LaneProducer(Process):
         await producer.close()
         record = topic_records(self.world.engine.tables.rows).get(self.topic)
         if record is not None:
-            self.note("info", "lanes", [self.topic, self.name, client.new_id(), record.next_segment_id])
+            self.note("info", "lanes", [self.topic, self.name, producer.lanes_made, record.next_segment_id])
         self.is_done = True
 
     def _send(self, producer: Any, sequence: int) -> asyncio.Future[Any]:
