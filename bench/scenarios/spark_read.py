@@ -7,7 +7,6 @@ rounds' ratios. The split is measured in one process without Spark: what transfe
 from __future__ import annotations
 
 import multiprocessing
-import resource
 import statistics
 import tempfile
 import time
@@ -290,7 +289,13 @@ def _peak(options: Options, piece: Piece, share: float, answer: Any) -> None:
     part = Piece(piece.topic, piece.incarnation, piece.segment, piece.physical, piece.start, stop)
     for _batch in read_piece(options, _wanted(options), PieceInput(part)):
         pass
-    answer.put(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    answer.put(_most_memory())
+
+
+def _most_memory() -> float:
+    """Of this process so far, in MB. (What `getrusage` says is at least the memory of whoever started it.)"""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def _memory(broker: Process, topic: str) -> list[Figure]:
@@ -303,7 +308,7 @@ def _memory(broker: Process, topic: str) -> list[Figure]:
         answer = context.Queue()
         child = context.Process(target=_peak, args=(options, piece, share, answer))
         child.start()
-        peaks[share] = answer.get(timeout=300) / 1024
+        peaks[share] = answer.get(timeout=300)
         child.join()
     return [
         Figure(

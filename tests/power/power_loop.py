@@ -38,6 +38,7 @@ from braid.managedledger.cursor import ManagedCursor
 from braid.model.ackset import acknowledged_up_to, from_words, to_words
 from braid.model.positions import Position
 from braid.runtime.env import Runtime
+from braid.runtime.network import hand_over
 from braid.runtime.threads import InlineThreads
 from braid.testing import journal
 from braid.testing.clock import ManualClock
@@ -142,7 +143,7 @@ class Wire(asyncio.Transport):
         if self._held is not None:
             self._held.append(data)
         elif not self._is_closed:
-            self._protocol.data_received(data)
+            hand_over(self._protocol, data)
 
 
 class MemoryNetwork:

@@ -7,7 +7,7 @@ take more bytes now, and how to find out if it is still alive. Must not decide a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from braid.runtime.clock import Clock
 from braid.wire.replies import PING
@@ -106,14 +106,13 @@ class Link:
             self._flush_queued = True
             self._loop.call_soon(self.flush)
 
-    async def deliver_bulk(self, head: bytes, payload: bytes) -> None:
-        """Send one large answer; returns once the socket takes more, or the connection is gone."""
+    async def deliver_bulk(self, frame: Sequence[bytes | memoryview]) -> None:
+        """Send one large answer, in pieces; returns once the socket takes more, or the connection is gone."""
         self.flush()
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        transport.write(head)
-        transport.write(payload)
+        transport.writelines(frame)
         if not self.is_writable and self.is_open:
             drained: asyncio.Future[None] = self._loop.create_future()
             self._drained.append(drained)

@@ -74,8 +74,8 @@ class ScalableConsumerSide(Protocol):
     def lost(self, error: BraidError) -> None: ...
 
 
-class Connection(asyncio.Protocol):
-    """The asyncio protocol of one connection. Made by `open_connection`."""
+class Connection(asyncio.BufferedProtocol):
+    """The asyncio protocol of one connection: what comes is received where it is decoded. Made by `open_connection`."""
 
     def __init__(self, runtime: Runtime, config: ClientConfig, address: str) -> None:
         self.address = address
@@ -121,14 +121,17 @@ class Connection(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]
         self.write(requests.connect(CLIENT_VERSION))
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._wire.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
         self._heard = True
         if self._lost is not None:
             return
-        if not self._ready.done() and data.startswith(b"HTTP/"):
+        if not self._ready.done() and bytes(self._wire.room()[:5]) == b"HTTP/":
             self.abort(ProtocolError("It speaks HTTP; give the port of the binary protocol, such as pulsar://localhost:6650."))
             return
-        for event in self._wire.receive(data):
+        for event in self._wire.received(nbytes):
             if self._lost is not None:
                 return
             if isinstance(event, Delivery):

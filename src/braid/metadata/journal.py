@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol, TypeAlias
 
-import google_crc32c
 import msgspec
 
 from braid.errors import StoreError, StoreMismatch
 from braid.metadata.api import Record
+from braid.wire.checksum import crc32c
 
 Row: TypeAlias = tuple[str, str | None, int, int, int, int, str | None, tuple[tuple[str, str], ...], bytes]
 """(key, partition, version, mods, created_ms, modified_ms, owner, index entries, value)"""
@@ -98,13 +98,13 @@ _encoder = msgspec.msgpack.Encoder()
 def encode_row(row: Row) -> bytes:
     """Checksum and row."""
     body = _encoder.encode(row)
-    return google_crc32c.value(body).to_bytes(4, "big") + body  # type: ignore[no-any-return]
+    return crc32c(body).to_bytes(4, "big") + body
 
 
 def decode_row(data: bytes, where: str) -> Row:
     """The row, or StoreMismatch if a byte of it changed since it was written."""
     body = data[4:]
-    if len(data) < 5 or google_crc32c.value(body) != int.from_bytes(data[:4], "big"):
+    if len(data) < 5 or crc32c(body) != int.from_bytes(data[:4], "big"):
         raise StoreMismatch(f"{where} is damaged: a record fails its checksum. Restore the data directory from a backup.")
     try:
         return _decoder.decode(body)

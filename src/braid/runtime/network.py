@@ -63,6 +63,18 @@ class SystemNetwork:
         return transport, protocol
 
 
+def hand_over(protocol: asyncio.BaseProtocol, data: bytes) -> None:
+    """Give received bytes to a protocol of either kind, as an event loop does. For networks that have no sockets."""
+    if isinstance(protocol, asyncio.Protocol):
+        protocol.data_received(data)
+    elif isinstance(protocol, asyncio.BufferedProtocol):
+        while data:
+            room = memoryview(protocol.get_buffer(len(data)))
+            room[: len(data)] = data[: len(room)]
+            protocol.buffer_updated(min(len(room), len(data)))
+            data = data[len(room) :]
+
+
 def public_name(bind_address: str) -> str:
     """What others should call the host that listens on `bind_address`: the machine's name if it listens on all addresses."""
     return socket.gethostname() if bind_address in ("", "0.0.0.0", "::") else bind_address

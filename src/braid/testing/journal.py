@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import google_crc32c
 import msgspec
 
 from braid.errors import StoreMismatch
@@ -21,6 +20,7 @@ from braid.metadata.engine import DEFAULT_SESSION_TIMEOUT, Engine, Storage
 from braid.metadata.journal import FORMAT_VERSION, Change, Image, JournalFull, Row, decode_row, encode_row
 from braid.runtime.env import Runtime
 from braid.runtime.files import File, FileSystem
+from braid.wire.checksum import crc32c
 
 FILE_NAME: Final = "metadata.log"
 _FRAME = struct.Struct(">II")  # size and checksum of what follows
@@ -106,7 +106,7 @@ class FileJournal:
         while position + _FRAME.size <= len(data):
             size, checksum = _FRAME.unpack_from(data, position)
             body = data[position + _FRAME.size : position + _FRAME.size + size]
-            if size == 0 or len(body) < size or google_crc32c.value(body) != checksum:
+            if size == 0 or len(body) < size or crc32c(body) != checksum:
                 break  # torn; a run of zeros is no empty frame
             frames.append(body)
             position += _FRAME.size + size
@@ -114,7 +114,7 @@ class FileJournal:
 
 
 def _frame(body: bytes) -> bytes:
-    return _FRAME.pack(len(body), google_crc32c.value(body)) + body
+    return _FRAME.pack(len(body), crc32c(body)) + body
 
 
 async def open_store(runtime: Runtime, *, path: Path | None = None, session_timeout: float = DEFAULT_SESSION_TIMEOUT) -> Engine:

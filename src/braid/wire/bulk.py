@@ -1,13 +1,14 @@
 """Answers with a payload, in SEND's shape: command, magic, CRC-32C, payload. Braid's own, for reading ranges in bulk.
 
-Owns requests and answers of commands 1010 to 1017. The payload is copied together once and never cut up here.
+Owns requests and answers of commands 1010 to 1017. The payload is never cut up here, and copied together only if it consists of
+small pieces.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from google.protobuf.message import Message
 
@@ -21,20 +22,27 @@ from braid.wire.types import CommandType
 _CHECKED: Final = Struct(">HI")
 _MAGIC: Final = MAGIC_CHECKSUM.to_bytes(2, "big")
 CHECKSUM_SIZE: Final = _CHECKED.size
+LARGE: Final = 1 << 15
+"""Pieces of a payload of this size on average go to the socket as they are; smaller ones are cheaper to copy together."""
+
+Piece: TypeAlias = bytes | memoryview
 
 
-def bulk_head(kind: int, body: Message, payload: bytes) -> bytes:
+def bulk_head(kind: int, body: Message, payload: Sequence[Piece]) -> bytes:
     """Everything of the frame that stands in front of its payload."""
     plain = encode(kind, body)
-    total = len(plain) - 4 + CHECKSUM_SIZE + len(payload)
-    return b"".join((total.to_bytes(4, "big"), plain[4:], _CHECKED.pack(MAGIC_CHECKSUM, crc32c(payload))))
+    total = len(plain) - 4 + CHECKSUM_SIZE + sum(map(len, payload))
+    checksum = 0
+    for piece in payload:
+        checksum = crc32c(piece, checksum)
+    return b"".join((total.to_bytes(4, "big"), plain[4:], _CHECKED.pack(MAGIC_CHECKSUM, checksum)))
 
 
-def bulk_payload(data: bytes, start: int, end: int) -> bytes | None:
+def bulk_payload(data: bytes | bytearray, start: int, end: int) -> memoryview | None:
     """The payload whose magic is at `start` and which ends at `end`; None if its checksum is wrong."""
     if end - start < CHECKSUM_SIZE or data[start : start + 2] != _MAGIC:
         raise ProtocolError("An answer came with a payload that has no checksum; the broker is broken.")
-    payload = data[start + CHECKSUM_SIZE : end]
+    payload = memoryview(data)[start + CHECKSUM_SIZE : end].toreadonly()
     return payload if crc32c(payload) == int.from_bytes(data[start + 2 : start + CHECKSUM_SIZE], "big") else None
 
 
@@ -106,10 +114,11 @@ def fetched(
     ledger_id: Sequence[int],
     entry_id: Sequence[int],
     append_ms: Sequence[int],
-    bodies: Sequence[bytes | memoryview],
-) -> tuple[bytes, bytes]:
-    """FETCH_ENTRIES_RESPONSE: the frame in two pieces, of which the second holds the entries."""
-    payload = b"".join(bodies)
+    bodies: Sequence[Piece],
+) -> list[Piece]:
+    """FETCH_ENTRIES_RESPONSE: the frame in pieces, of which all but the first hold the entries."""
+    sizes = list(map(len, bodies))
+    payload = bodies if sum(sizes) >= LARGE * len(bodies) else [b"".join(bodies)]
     body = messages.CommandFetchEntriesResponse(
         request_id=request_id,
         covered_to=covered_to,
@@ -117,12 +126,12 @@ def fetched(
         ledger_id=ledger_id,
         entry_id=entry_id,
         append_time=append_ms,
-        size=list(map(len, bodies)),
+        size=sizes,
     )
-    return bulk_head(CommandType.FETCH_ENTRIES_RESPONSE, body, payload), payload
+    return [bulk_head(CommandType.FETCH_ENTRIES_RESPONSE, body, payload), *payload]
 
 
-def check_fetched(body: Any, payload: bytes) -> None:
+def check_fetched(body: Any, payload: Piece) -> None:
     """Raise ProtocolError unless the lists of an answer fit its payload."""
     counts = {len(body.last_index), len(body.ledger_id), len(body.entry_id), len(body.append_time), len(body.size)}
     if len(counts) != 1 or sum(body.size) != len(payload):

@@ -35,7 +35,7 @@ class Bulk(msgspec.Struct):
 
     type: int
     body: Any
-    data: bytes | None
+    data: memoryview | None
     """None if its checksum is wrong."""
 
 
@@ -59,9 +59,21 @@ class ClientProtocol:
         """
         if self._is_failed:
             raise Closed("The connection broke the protocol and takes no more bytes.")
+        return self._decoded(self._buffer.join(data))
+
+    def room(self) -> memoryview:
+        """Where the next bytes may be put, which `received` decodes."""
+        return self._buffer.room()
+
+    def received(self, count: int) -> list[Event]:
+        """As `receive`, with so many bytes that were put into `room`."""
+        if self._is_failed:
+            raise Closed("The connection broke the protocol and takes no more bytes.")
+        return self._decoded(self._buffer.filled(count))
+
+    def _decoded(self, data: bytes | bytearray) -> list[Event]:
         events: list[Event] = []
         try:
-            data = self._buffer.join(data)
             if data:
                 self._buffer.keep(data, self._walk(data, events))
         except ProtocolError as error:
@@ -69,7 +81,7 @@ class ClientProtocol:
             events.append(error)
         return events
 
-    def _walk(self, data: bytes, events: list[Event]) -> int:
+    def _walk(self, data: bytes | bytearray, events: list[Event]) -> int:
         at, end = 0, len(data)
         while at + 8 <= end:
             total, size = SIZES.unpack_from(data, at)
@@ -78,15 +90,16 @@ class ClientProtocol:
             if frame_end > end:
                 break
             body = at + 8 + size
-            command = decode(data[at + 8 : body])
+            command = decode(bytes(data[at + 8 : body]))
             if command is not None:
                 self._take(command, data, body, frame_end, events)
             at = frame_end
         return at
 
-    def _take(self, command: Command, data: bytes, start: int, end: int, events: list[Event]) -> None:
+    def _take(self, command: Command, data: bytes | bytearray, start: int, end: int, events: list[Event]) -> None:
         if command.type == CommandType.MESSAGE:
-            events.append(_delivery(command.body, data[start:end]))
+            entry = data[start:end] if isinstance(data, bytes) else bytes(memoryview(data)[start:end])
+            events.append(_delivery(command.body, entry))
             return
         if command.type == CommandType.FETCH_ENTRIES_RESPONSE and start < end:
             events.append(Bulk(command.type, command.body, bulk_payload(data, start, end)))

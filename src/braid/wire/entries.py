@@ -19,6 +19,7 @@ MAGIC_CHECKSUM: Final = 0x0E01
 MAGIC_BROKER_METADATA: Final = 0x0E02
 
 _CHECKED: Final = b"\x0e\x01"
+_LARGE: Final = 1 << 14
 _CHECKSUM: Final = Struct(">HI")
 _BROKER: Final = Struct(">HI8B")
 _TIME_BIAS: Final = 0x80 + (0x80 << 7) + (0x80 << 14) + (0x80 << 21) + (0x80 << 28)
@@ -35,12 +36,17 @@ StoredHead: TypeAlias = tuple[int, int, tuple[int, int] | None, int]
 A plain tuple: it is made once per entry delivered."""
 
 
+def _checksum_of(entry: bytes) -> int:
+    """Of what follows the checksum; only large entries are worth not being copied."""
+    return crc32c(entry[6:] if len(entry) < _LARGE else memoryview(entry)[6:])
+
+
 def verify(entry: bytes) -> bool:
     """Whether the entry's checksum holds; an entry without one is accepted, as Pulsar does."""
     if len(entry) < 6:
         return entry[:2] != _CHECKED
     magic, checksum = _unpack_checksum(entry)
-    return bool(magic != MAGIC_CHECKSUM or crc32c(entry[6:]) == checksum)
+    return magic != MAGIC_CHECKSUM or _checksum_of(entry) == checksum
 
 
 def entry_metadata(entry: bytes) -> MessageMetadata:
@@ -75,7 +81,7 @@ def admit(entry: bytes) -> int:
     magic, checksum, size = _unpack_head(entry)
     if magic != MAGIC_CHECKSUM:
         return _signed_count(entry)
-    if crc32c(entry[6:]) != checksum:
+    if _checksum_of(entry) != checksum:
         return 0
     end = 10 + size
     if end > len(entry):

@@ -19,18 +19,29 @@ MAX_COMMAND_SIZE: Final = 1024 * 1024
 
 SIZES: Final = Struct(">II")
 _MAX_PARTS: Final = 256
+IN_PLACE: Final = 1 << 17
+"""A frame of which so much is missing is received where it stays; smaller ones are cut out of what came together."""
+_PLACE: Final = 1 << 16
+"""Room for what comes together."""
 
 
 class FrameBuffer:
-    """Holds the beginning of an unfinished frame between two reads; never more than one frame and one read."""
+    """Holds the beginning of an unfinished frame between two reads; never more than one frame and one read.
 
-    __slots__ = ("_limit", "_parts", "_size", "_wanted")
+    Whoever reads hands over what came (`join`) or asks where to put it (`room`, `filled`): large frames are spared two copies.
+    """
+
+    __slots__ = ("_limit", "_parts", "_place", "_size", "_wanted", "_whole")
 
     def __init__(self, max_message_size: int) -> None:
         self._limit = max_message_size + FRAME_PADDING
         self._parts: list[bytes] = []
         self._size = 0
         self._wanted = 0
+        self._place: memoryview | None = None
+        """Where bytes are put that are not the rest of a large frame; None unless somebody asks for room."""
+        self._whole: bytearray | None = None
+        """The large frame under way."""
 
     @property
     def limit(self) -> int:
@@ -45,6 +56,25 @@ class FrameBuffer:
     def size(self) -> int:
         """Bytes held."""
         return self._size
+
+    def room(self) -> memoryview:
+        """Where the next bytes may be put; `filled` takes them."""
+        if self._whole is not None:
+            return memoryview(self._whole)[self._size :]
+        if self._place is None:
+            self._place = memoryview(bytearray(_PLACE))
+        return self._place
+
+    def filled(self, count: int) -> bytes | bytearray:
+        """As `join`, with so many bytes that were put into `room`."""
+        if self._whole is None:
+            return self.join(bytes(self.room()[:count]))
+        self._size += count
+        if self._size < self._wanted:
+            return b""
+        whole, self._whole = self._whole, None
+        self._size = 0
+        return whole
 
     def join(self, data: bytes) -> bytes:
         """The bytes to decode now: what was kept plus `data`; empty while the frame under way is incomplete.
@@ -65,7 +95,7 @@ class FrameBuffer:
         self._size = 0
         return joined
 
-    def keep(self, data: bytes, start: int) -> None:
+    def keep(self, data: bytes | bytearray, start: int) -> None:
         """Keep `data[start:]`, the beginning of a frame. Raises ProtocolError if that frame can never be accepted."""
         size = len(data) - start
         if not size:
@@ -77,8 +107,12 @@ class FrameBuffer:
             self._wanted = total + 4
         else:
             self._wanted = 4
-        self._parts = [data[start:]]
         self._size = size
+        if self._place is not None and self._wanted - size >= IN_PLACE:
+            self._whole = bytearray(self._wanted)
+            self._whole[:size] = data[start:]
+        else:
+            self._parts = [bytes(data[start:])]
 
     def check(self, total: int, command: int) -> None:
         """Raise ProtocolError unless the two lengths can be those of a frame."""

@@ -6,7 +6,6 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-import google_crc32c
 import pytest
 
 from braid.errors import BraidError, OutcomeUnknown, StoreMismatch, StoreUnavailable
@@ -19,6 +18,7 @@ from braid.runtime.threads import InlineThreads
 from braid.testing.conformance.metadata_world import SteppedClock, collect, collect_names
 from braid.testing.files import ForgetfulFiles
 from braid.testing.journal import FILE_NAME, open_store
+from braid.wire.checksum import crc32c
 
 HOME = Path("/store")
 
@@ -106,7 +106,7 @@ async def test_foreign_log_is_refused(tmp_path: Path) -> None:
 async def rewrite(directory: Path, data: bytes, old: bytes, new: bytes) -> None:
     body = data[8:].replace(old, new)
     assert body != data[8:]
-    (directory / FILE_NAME).write_bytes(data[:4] + google_crc32c.value(body).to_bytes(4, "big") + body)
+    (directory / FILE_NAME).write_bytes(data[:4] + crc32c(body).to_bytes(4, "big") + body)
     with pytest.raises(StoreMismatch, match="format 2"):
         await open_store(Runtime(), path=directory)
 

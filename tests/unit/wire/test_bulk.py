@@ -6,7 +6,7 @@ import pytest
 
 from braid.errors import DataLost, IncarnationMismatch, NotReady, ProtocolError, from_code, wire_text
 from braid.wire import bulk, messages
-from braid.wire.client import Bulk, ClientProtocol
+from braid.wire.client import Bulk, ClientProtocol, Delivery
 from braid.wire.commands import Command, encode
 from braid.wire.replies import PONG
 from braid.wire.types import CommandType
@@ -15,8 +15,7 @@ BODIES: list[bytes | memoryview] = [b"first", memoryview(b"--second")[2:], b"", 
 
 
 def frame() -> bytes:
-    head, payload = bulk.fetched(7, 12, [3, 4, 5, 11], [9, 9, 9, 10], [0, 1, 2, 0], [100, 100, 101, 102], BODIES)
-    return head + payload
+    return b"".join(bulk.fetched(7, 12, [3, 4, 5, 11], [9, 9, 9, 10], [0, 1, 2, 0], [100, 100, 101, 102], BODIES))
 
 
 def test_an_answer_is_the_same_however_it_is_cut() -> None:
@@ -28,18 +27,61 @@ def test_an_answer_is_the_same_however_it_is_cut() -> None:
         assert kinds == [Command, Bulk, Command]
         answer = events[1]
         assert isinstance(answer, Bulk)
-        assert answer.data == b"firstsecond" + b"x" * 5000
+        assert answer.data is not None
+        assert bytes(answer.data) == b"firstsecond" + b"x" * 5000
         assert (answer.type, answer.body.request_id, answer.body.covered_to) == (CommandType.FETCH_ENTRIES_RESPONSE, 7, 12)
         assert list(answer.body.size) == [5, 6, 0, 5000]
         assert list(answer.body.last_index) == [3, 4, 5, 11]
         bulk.check_fetched(answer.body, answer.data)
 
 
+@pytest.mark.parametrize("size", [100, 1 << 15, 1 << 20])
+def test_large_entries_are_received_in_place(size: int) -> None:
+    """In pieces of any size: neighbours come out whole, and what a fetch brought stays as it is when more comes."""
+    bodies: list[bytes | memoryview] = [bytes([number]) * size for number in range(4)]
+    pieces = bulk.fetched(7, 12, [0, 1, 2, 3], [9] * 4, [0, 1, 2, 3], [100] * 4, bodies)
+    assert len(pieces) == (2 if size == 100 else 5), "small ones are copied together, large ones go as they are"
+    answer = b"".join(pieces)
+    data = PONG + answer + PONG + answer + PONG
+    for step in (len(data), 65_536, 60_001, 4099):
+        protocol, events, at = ClientProtocol(), [], 0
+        while at < len(data):
+            room = protocol.room()
+            part = data[at : at + min(step, len(room))]
+            room[: len(part)] = part
+            events += protocol.received(len(part))
+            at += len(part)
+        assert [type(event) for event in events] == [Command, Bulk, Command, Bulk, Command]
+        for each in events[1::2]:
+            assert isinstance(each, Bulk)
+            assert each.data is not None
+            assert bytes(each.data) == b"".join(bodies)
+            assert each.data.readonly
+
+
+def test_a_large_message_is_received_in_place() -> None:
+    entry = b"\x00\x00\x00\x02ok" + b"v" * (1 << 20)
+    body = messages.CommandMessage(consumer_id=1, message_id=messages.MessageIdData(ledgerId=3, entryId=4))
+    head = encode(CommandType.MESSAGE, body)
+    data = (len(head) - 4 + len(entry)).to_bytes(4, "big") + head[4:] + entry
+    protocol, events, at = ClientProtocol(), [], 0
+    while at < len(data):
+        room = protocol.room()
+        part = data[at : at + len(room)]
+        room[: len(part)] = part
+        events += protocol.received(len(part))
+        at += len(part)
+    (delivery,) = events
+    assert isinstance(delivery, Delivery)
+    assert type(delivery.entry) is bytes
+    assert delivery.entry == entry
+
+
 def test_an_answer_without_entries_is_one_too() -> None:
-    head, payload = bulk.fetched(7, 12, [], [], [], [], [])
-    (answer,) = ClientProtocol().receive(head + payload)
+    (answer,) = ClientProtocol().receive(b"".join(bulk.fetched(7, 12, [], [], [], [], [])))
     assert isinstance(answer, Bulk)
-    assert (answer.data, answer.body.covered_to) == (b"", 12)
+    assert answer.data is not None
+    assert (bytes(answer.data), answer.body.covered_to) == (b"", 12)
     bulk.check_fetched(answer.body, b"")
 
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EntryUnreadable", "SegmentDecoder"]
 
-BATCH_BYTES: Final = 2 << 20
-"""Bytes of messages after which a record batch is made. (Spark takes batches of 1 to 4 MB best.)"""
+BATCH_BYTES: Final = 4 << 20
+"""Bytes of messages after which a record batch is made: those of a fetch, mostly. (Spark takes batches of 1 to 4 MB best.)"""
 _MAX_BATCH_BYTES: Final = 4 << 20
 _RING: Final = 0xFFFF
 _SPREAD: Final = 40503

@@ -93,7 +93,7 @@ async def fetch(connection: BrokerConnection, body: messages.CommandFetchEntries
     async with connection.fetching, service.read_budget.hold(limit):
         topic = await _topic(connection, body)
         found = await segment_reads.fetch(topic, body.from_index, body.to_index, limit)
-        head, payload = bulk.fetched(
+        frame = bulk.fetched(
             body.request_id,
             found.covered_to,
             found.last_index,
@@ -103,7 +103,7 @@ async def fetch(connection: BrokerConnection, body: messages.CommandFetchEntries
             found.bodies,
         )
         del found
-        await connection.link.deliver_bulk(head, payload)
+        await connection.link.deliver_bulk(frame)
 
 
 async def move_cursor(connection: BrokerConnection, body: messages.CommandMoveCursor) -> None:

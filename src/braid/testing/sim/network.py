@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from braid.runtime.env import Random
-from braid.runtime.network import Listener
+from braid.runtime.network import Listener, hand_over
 from braid.testing.sim.loop import NODE, WORLD, Node, on
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -180,7 +180,7 @@ class End(asyncio.Transport):
         if isinstance(item, bytes):
             self.peer._taken(len(item))
             if not self._is_closing:
-                self._protocol.data_received(item)
+                hand_over(self._protocol, item)
         else:
             self._is_closing = True
             self._lose(None if item is _EOF else ConnectionResetError("connection reset by peer"))

@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import google_crc32c
-
 from braid.errors import Closed, LedgerError, LedgerFenced
 from braid.ledger.api import LedgerListener, LedgerMetadata, LedgerReader, LedgerStore, LedgerWriter
 from braid.managedledger.records import ROOT, LogRecord, decode_record
@@ -33,6 +31,7 @@ from braid.testing.sim.history import History
 from braid.testing.sim.layouts import LayoutNotes, is_segment_log
 from braid.testing.sim.loop import NODE, Node, on
 from braid.testing.sim.txn_notes import TxnNotes
+from braid.wire.checksum import crc32c
 from braid.wire.entries import split_entry
 
 T = TypeVar("T")
@@ -243,7 +242,7 @@ class SimWriter:
         except LedgerFenced:
             store.note("fail", "append", [self.log, self.ledger_id, self.last_pushed + 1])
             raise
-        value = [self.log, self.ledger_id, entry, google_crc32c.value(head + body)]
+        value = [self.log, self.ledger_id, entry, crc32c(head + body)]
         store.note("invoke", "append", value, txn=_transaction_of(head) if self._component == "managed-ledger" else "")
         return entry
 
@@ -304,7 +303,7 @@ class SimReader:
 
     async def read(self, first: int, last: int, max_bytes: int = 0) -> list[bytes]:
         entries = await self._store.bridge.call(lambda: self._inner.read(first, last, max_bytes))
-        self._store.note("ok", "read", [self.ledger_id, first, [google_crc32c.value(entry) for entry in entries]])
+        self._store.note("ok", "read", [self.ledger_id, first, [crc32c(entry) for entry in entries]])
         return entries
 
     async def length_before(self, entry_id: int) -> int:

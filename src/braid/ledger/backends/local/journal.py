@@ -17,8 +17,9 @@ from pathlib import Path
 
 from braid.errors import EntryCorrupt, LedgerStoreReadOnly
 from braid.ledger.backends.local import records
-from braid.ledger.backends.local.records import GROUP, HEADER, JOURNAL_MAGIC, crc32c
+from braid.ledger.backends.local.records import GROUP, HEADER, JOURNAL_MAGIC
 from braid.runtime.files import File, FileSystem
+from braid.wire.checksum import crc32c
 
 log = logging.getLogger(__name__)
 

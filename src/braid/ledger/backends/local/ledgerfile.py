@@ -21,8 +21,9 @@ from pathlib import Path
 
 from braid.errors import EntryCorrupt
 from braid.ledger.backends.local import records
-from braid.ledger.backends.local.records import HEADER, LEDGER_MAGIC, crc32c
+from braid.ledger.backends.local.records import HEADER, LEDGER_MAGIC
 from braid.runtime.files import File, FileSystem
+from braid.wire.checksum import crc32c
 
 _BLOCK = struct.Struct(">4sQQIIII")
 _BLOCK_FIELDS = struct.Struct(">4sQQIII")

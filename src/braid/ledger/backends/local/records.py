@@ -13,14 +13,12 @@ import struct
 from collections.abc import Iterator, Mapping
 from enum import IntEnum
 
-import google_crc32c
 import msgspec
 
 from braid.errors import EntryCorrupt, StoreMismatch
+from braid.wire.checksum import crc32c
 
 FORMAT = 1
-
-crc32c = google_crc32c.value
 
 
 class Kind(IntEnum):

@@ -16,6 +16,7 @@ from braid.ledger.backends.local.records import GROUP, HEADER, SNAPSHOT_MAGIC, H
 from braid.ledger.backends.local.state import Catalog, LedgerState
 from braid.ledger.ids import LedgerIds
 from braid.runtime.files import FileSystem
+from braid.wire.checksum import crc32c
 
 _PREFIX, _SUFFIX = "snapshot-", ".snap"
 _TEMPORARY = "snapshot.tmp"
@@ -114,7 +115,7 @@ def load_snapshot(files: FileSystem, directory: Path, store_id: bytes) -> tuple[
         while at < file.size():
             found = records.group_header(file.read(at, GROUP.size), _SALT)
             payload = file.read(at + GROUP.size, found[1]) if found is not None else b""
-            if found is None or found[0] != frame or len(payload) != found[1] or records.crc32c(payload) != found[2]:
+            if found is None or found[0] != frame or len(payload) != found[1] or crc32c(payload) != found[2]:
                 raise EntryCorrupt(f"{where} is damaged at byte {at}; restore it from a backup.")
             loader.add(payload)
             at += GROUP.size + found[1]
