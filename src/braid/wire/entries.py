@@ -46,7 +46,7 @@ def verify(entry: bytes) -> bool:
     if len(entry) < 6:
         return entry[:2] != _CHECKED
     magic, checksum = _unpack_checksum(entry)
-    return magic != MAGIC_CHECKSUM or _checksum_of(entry) == checksum
+    return bool(magic != MAGIC_CHECKSUM or _checksum_of(entry) == checksum)
 
 
 def entry_metadata(entry: bytes) -> MessageMetadata:
