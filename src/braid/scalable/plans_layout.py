@@ -14,7 +14,7 @@ from itertools import zip_longest
 
 import msgspec
 
-from braid.errors import PreconditionFailed, TopicNotFound, invariant
+from braid.errors import NotFound, PreconditionFailed, TopicNotFound, invariant
 from braid.model.layout import SegmentLayout
 from braid.model.segments import SegmentInfo
 from braid.runtime.plans import step
@@ -121,7 +121,10 @@ async def _intend(
     def modify(value: ScalableTopicMetadata) -> ScalableTopicMetadata:
         no_other(value)
         old = value.layout
-        new = change(old, now)
+        try:
+            new = change(old, now)
+        except (NotFound, PreconditionFailed) as error:
+            raise type(error)(f"The {kind} of {work.topic} is refused: {error.message}") from None  # a layout knows no names
         if is_limited and len(new.all_segments) > limit:
             has_sealed = len(old.all_segments) > len(old.active_segments)
             raise PreconditionFailed(
