@@ -93,6 +93,34 @@ def test_the_second_signal_waits_for_nothing() -> None:
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_query_that_begins_no_more_is_stopped_when_its_batch_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report that comes meanwhile may be that of the batch before."""
+    query, signals = Query(), runner._Signals()
+    query.may_stop.set()
+    signals.count = 1
+    run = following(query, signals)
+    seen: list[str] = []
+
+    def tell(*_asked: object) -> bool:
+        seen.append("told")
+        query.isActive = False
+        return True
+
+    def take(wait: float) -> None:
+        if wait:
+            seen.append("stopped" if query.is_asked_to_stop.is_set() else "running")
+            run._history.count += 1
+            query.status["isTriggerActive"] = len(seen) < 4
+
+    monkeypatch.setattr(runner, "begin_no_more", tell)
+    monkeypatch.setattr(run, "_take", take)
+    monkeypatch.setattr(runner, "LAST_REPORT_SECONDS", 0)
+    run.follow()
+    assert seen == ["told", "running", "running", "running"]
+    assert query.is_asked_to_stop.is_set()
+
+
+@pytest.mark.usefixtures("quick")
 def test_a_query_that_does_not_stop_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "STOP_SECONDS", 0.05)
     query, signals = Query(), runner._Signals()

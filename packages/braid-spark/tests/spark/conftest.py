@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from quick_start import JAVA_OPTIONS
+from quick_start import BARE_OPTIONS, JAVA_OPTIONS, SETTINGS
 
 from braid.client import blocking
 from braid.testing.broker import BackgroundBroker
@@ -23,13 +23,8 @@ TIMEOUT_SECONDS = 300
 """For one test; the first one waits for the JVM."""
 
 
-LONGEST = ("test_sink_faults.py", "test_spark_order.py", "test_pipeline_run.py")
-"""Files that begin first, so that none of them is waited for alone when others have ended; processes share tests by file."""
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
-    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
     for item in items:
         if here in item.path.parents and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_SECONDS))
@@ -41,22 +36,18 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     ensure_java()
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ["SPARK_LAUNCHER_OPTS"] = BARE_OPTIONS
     here = str(Path(__file__).parent)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))  # of `ready_workers`
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))  # of `sitecustomize`
     where = tmp_path_factory.mktemp("spark")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of PySpark itself
+        builder = SparkSession.builder.master("local[2]").appName("braid-tests")
+        for name, value in SETTINGS.items():
+            builder = builder.config(name, value)
         session = (
-            SparkSession.builder.master("local[2]")
-            .appName("braid-tests")
-            .config("spark.ui.enabled", "false")
-            .config("spark.ui.showConsoleProgress", "false")
-            .config("spark.sql.shuffle.partitions", "2")
-            .config("spark.driver.host", "127.0.0.1")
-            .config("spark.driver.bindAddress", "127.0.0.1")
-            .config("spark.driver.memory", "1g")
+            builder.config("spark.driver.memory", "1g")
             .config("spark.driver.extraJavaOptions", JAVA_OPTIONS)
-            .config("spark.python.daemon.module", "ready_workers")
             .config("spark.sql.warehouse.dir", str(where / "warehouse"))
             .config("spark.local.dir", str(where / "local"))
             .config("spark.sql.session.timeZone", "UTC")

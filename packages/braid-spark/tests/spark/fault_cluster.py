@@ -17,7 +17,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from quick_start import JAVA_OPTIONS
+from quick_start import BARE_OPTIONS, JAVA_OPTIONS
 
 HERE = Path(__file__).resolve().parent
 T = TypeVar("T")
@@ -231,6 +231,7 @@ class SparkCluster:
             "SPARK_LOCAL_DIRS": str(folder / "local"),
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS,
+            "SPARK_LAUNCHER_OPTS": BARE_OPTIONS,
             # Executors are killed as often as the run likes.
             "SPARK_MASTER_OPTS": "-Dspark.deploy.maxExecutorRetries=-1",
         }
@@ -285,7 +286,13 @@ class Driver:
     ) -> None:
         self._folder = folder
         self._script = HERE / script
-        self._environment = {**os.environ, **environment, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+        self._environment = {
+            **os.environ,
+            **environment,
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LAUNCHER_OPTS": BARE_OPTIONS,
+        }
         self._arguments = arguments
         self.starts = 0
         self.jvm = 0

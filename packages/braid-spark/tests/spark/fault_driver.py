@@ -8,29 +8,25 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
 from fault_points import FaultySource, reach
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from quick_start import JAVA_OPTIONS
+from quick_start import JAVA_OPTIONS, SETTINGS
 
 
 def session(arguments: argparse.Namespace, other: dict[str, str] | None = None) -> SparkSession:
     """On the cluster `arguments.master`; `other` settings go before those of a fault run."""
     builder = SparkSession.builder.master(arguments.master).appName("braid-faults")
     settings = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
+        **SETTINGS,
         "spark.driver.extraJavaOptions": JAVA_OPTIONS,
         "spark.executor.extraJavaOptions": JAVA_OPTIONS,
-        "spark.python.daemon.module": "ready_workers",
         "spark.driver.memory": "512m",
         "spark.executor.memory": "512m",
         "spark.executor.cores": "2",
-        "spark.sql.shuffle.partitions": "2",
         "spark.task.maxFailures": "20",
         "spark.stage.maxConsecutiveAttempts": "20",
         # An attempt that is slow is soon copied to the other worker.
@@ -100,11 +96,13 @@ def main() -> int:
         .start()
     )
     try:
-        while not query.awaitTermination(1):  # the query never ends by itself
+        while query.isActive:  # it never ends by itself
+            time.sleep(0.1)
             if Path(arguments.stop).exists():
                 query.processAllAvailable()
                 query.stop()
                 return 0
+        query.awaitTermination()  # raises what made it fail
     except StreamingQueryException as error:
         sys.stderr.write(f"QUERY FAILED: {error}\n")
     return 3

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -64,14 +65,14 @@ def command(*arguments: str | Path) -> list[str]:
 
 @pytest.fixture
 def run_here(spark: SparkSession, broker: BackgroundBroker, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Runs a pipeline to its end in the session that is there: starting another one would show nothing more."""
+    """Runs a pipeline in the session that is there: starting another one would show nothing more."""
 
     @contextmanager
     def session(*_asked_for: object) -> Iterator[SparkSession]:
         yield spark
 
-    def run(file: Path, dashboard: Path | None = None) -> None:
-        runner.run_pipeline(load(file), url=broker.service_url, is_to_the_end=True, dashboard=dashboard, is_json=True)
+    def run(file: Path, dashboard: Path | None = None, is_to_the_end: bool = True) -> None:
+        runner.run_pipeline(load(file), url=broker.service_url, is_to_the_end=is_to_the_end, dashboard=dashboard, is_json=True)
 
     monkeypatch.setattr(runner, "_session", session)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -130,6 +131,41 @@ def test_runs_until_stopped_and_goes_on_to_the_end(
         if first.poll() is None:
             os.kill(first.pid, signal.SIGKILL)
             first.wait()
+
+
+def batches(checkpoint: Path, log: str) -> set[str]:
+    return {each.name for each in (checkpoint / log).iterdir() if each.name.isdigit()}
+
+
+def test_a_stop_begins_no_other_batch(
+    pipeline: Path,
+    broker: BackgroundBroker,
+    client: blocking.Client,
+    send: Send,
+    topic: Topic,
+    run_here: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Though there is always more to read."""
+    send(topic("topic", "in"), [("k", str(number)) for number in range(400)])
+    text = pipeline.read_text().replace("subscription: shouting", "maxMessagesPerTrigger: 5")
+    text = text.replace("transform:\n  python: shapes:shout\n", "").replace("trigger: {every: 100ms}\n", "")
+    pipeline.write_text(text)
+
+    def stop_soon() -> None:
+        with client.consumer(topic("persistent", "out"), "look", initial="earliest") as consumer:
+            consumer.receive(timeout=PATIENCE)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as beside:
+        stopping = beside.submit(stop_soon)
+        run_here(pipeline, is_to_the_end=False)
+        stopping.result()
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["state"] == "stopped" and 0 < summary["rows"] < 400
+    done = batches(pipeline.with_name("state"), "commits")
+    assert batches(pipeline.with_name("state"), "offsets") == done, "what was begun has ended"
+    assert summary["rows"] == 5 * len(done)
 
 
 def test_a_topic_that_does_not_exist(pipeline: Path, run_here: Callable[..., None]) -> None:

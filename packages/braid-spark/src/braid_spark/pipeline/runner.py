@@ -1,9 +1,9 @@
 """`braid pipeline run` and `check`: starts the query, follows it, ends it, says what it did.
 
 Spark reports each committed batch to a listener on a thread of its own; the main thread shows it and looks after signals. The
-first Ctrl-C or SIGTERM lets the running batch come to its end, so that no transaction of the sink is left open for others to
-wait behind; the second ends Spark's processes without asking them, because what does not answer cannot be asked. Before the
-query runs there is nothing to wait for, and the first one ends the command.
+first Ctrl-C or SIGTERM lets the running batch come to its end and no other begin, so that no transaction of the sink is left
+open for others to wait behind; the second ends Spark's processes without asking them, because what does not answer cannot be
+asked. Before the query runs there is nothing to wait for, and the first one ends the command.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from braid_spark.pipeline.failures import PipelineFailed, is_java_gone, sentence
 from braid_spark.pipeline.history import History
 from braid_spark.pipeline.screen import Screen, summary_lines
 from braid_spark.pipeline.spec import Pipeline
+from braid_spark.pipeline.stopping import begin_no_more
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -121,14 +122,18 @@ class _Run:
         assert query is not None
         self._signals.is_heeded = True
         stop_by: int | None = None
+        is_last = False
+        """No batch begins behind the running one. Else the first report since the signal is the best sign of a batch's end."""
         seen_at_signal = 0
-        while query.isActive:
+        while query.isActive or (is_last and not self._ended.is_set()):
             now = self._clock.now_ms()
             if self._signals.count and stop_by is None:
                 stop_by, seen_at_signal = now + GRACE_MS, self._history.count
+                is_last = begin_no_more(self._spark, query)
                 self._screen.say("stopping when the running batch has ended; press Ctrl-C again to stop at once")
             if stop_by is not None:
-                is_between = not query.status["isTriggerActive"] or self._history.count > seen_at_signal
+                is_between = not query.status["isTriggerActive"]
+                is_between = is_between or (not is_last and self._history.count > seen_at_signal)
                 if self._signals.is_impatient:
                     return
                 if is_between or now >= stop_by:
