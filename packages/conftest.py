@@ -1,8 +1,8 @@
 """Which tests of the packages run in one process, and which of them begin first.
 
 Tests that use the Spark session run in one: each process that had some of them would start a JVM, its workers and a broker. The
-others are shared by file. Beside the session run those that start a cluster, the longest first, one after the other: two
-clusters at a time are more than two cores can start before Spark gives its Python processes up.
+others are shared by file. Beside the session run those that start a cluster, the longest first, one after the other: Spark
+gives a Python process up that has not come within ten seconds, and two clusters at a time make that likelier.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Imports what Spark's Python workers need before they are forked, not in every one of them.
 
 Python runs this at the start of each process that has this folder in its PYTHONPATH; it does something only in
-`python -m pyspark.daemon <kind>`, the process from which Spark forks its workers of one kind. Those that run tasks are many,
-and each query has one that plans, which is never used again. Owns no behaviour.
+`python -m pyspark.daemon <kind>`, the process from which Spark forks its workers of one kind. What plans the reading of a
+stream is started for each query on its own, and imports what it needs. Owns no behaviour.
 """
 
 from __future__ import annotations
