@@ -18,6 +18,7 @@ from braid.runtime.env import Runtime
 from braid.runtime.threads import InlineThreads
 from braid.testing.conformance.ledger import RecordingListener, read_all
 from braid.testing.files import ForgetfulFiles
+from braid.wire.checksum import crc32c
 
 PATH = Path("/data")
 JOURNAL = PATH / "journal"
@@ -263,9 +264,7 @@ async def test_a_newer_format_is_refused() -> None:
     file = bad.open(JOURNAL / segment_name(1))
     data = bytearray(file.read(0, 1 << 20))
     data[9] = 9
-    data[records.HEADER.size - 4 : records.HEADER.size] = records.crc32c(bytes(data[: records.HEADER.size - 4])).to_bytes(
-        4, "big"
-    )
+    data[records.HEADER.size - 4 : records.HEADER.size] = crc32c(bytes(data[: records.HEADER.size - 4])).to_bytes(4, "big")
     file.truncate(0)
     file.append(bytes(data))
     with pytest.raises(StoreMismatch, match="format 9"):
