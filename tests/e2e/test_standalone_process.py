@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -81,9 +83,22 @@ async def receive(url: str, count: int, acknowledge: int) -> list[int]:
         return [int(message.payload) for message in messages]
 
 
+@contextmanager
+def hearing(number: signal.Signals) -> Iterator[None]:
+    """Processes started meanwhile hear the signal also where the tests ignore it (under nohup, in the background)."""
+    before = signal.getsignal(number)
+    if before is signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_one_ready_line_and_a_clean_end(tmp_path: Path, number: signal.Signals) -> None:
-    process = Process(tmp_path / "made" / "by it")
+    with hearing(number):
+        process = Process(tmp_path / "made" / "by it")
     assert httpx.get(f"{process.http_url}/metrics").status_code == 200
     assert httpx.get(f"{process.http_url}/admin/v2/brokers/health").text == "ok"
     code, out, err = process.end(number)
