@@ -21,8 +21,8 @@ SIZES: Final = Struct(">II")
 _MAX_PARTS: Final = 256
 IN_PLACE: Final = 1 << 17
 """A frame of which so much is missing is received where it stays; smaller ones are cut out of what came together."""
-_PLACE: Final = 1 << 16
-"""Room for what comes together."""
+_PLACE: Final = 1 << 18
+"""Room for what comes together; as much as an event loop reads at once."""
 
 
 class FrameBuffer:
