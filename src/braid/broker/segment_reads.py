@@ -216,7 +216,7 @@ async def _read(
         first = at
         if is_start or position.entry_id == 0:  # elsewhere the numbers have no gaps
             _ms, index, _txn, offset = split_entry(stored[0])
-            first = index - message_count(stored[0][offset:]) + 1
+            first = index - message_count(memoryview(stored[0])[offset:]) + 1
         found = zip(map(split_entry, stored), stored, strict=True)
     if first > at:
         raise topic.indexes.lost(at, first)

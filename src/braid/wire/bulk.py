@@ -38,7 +38,7 @@ def bulk_head(kind: int, body: Message, payload: Sequence[Piece]) -> bytes:
     return b"".join((total.to_bytes(4, "big"), plain[4:], _CHECKED.pack(MAGIC_CHECKSUM, checksum)))
 
 
-def bulk_payload(data: bytes | bytearray, start: int, end: int) -> memoryview | None:
+def bulk_payload(data: bytes | memoryview, start: int, end: int) -> memoryview | None:
     """The payload whose magic is at `start` and which ends at `end`; None if its checksum is wrong."""
     if end - start < CHECKSUM_SIZE or data[start : start + 2] != _MAGIC:
         raise ProtocolError("An answer came with a payload that has no checksum; the broker is broken.")

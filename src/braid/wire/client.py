@@ -71,7 +71,7 @@ class ClientProtocol:
             raise Closed("The connection broke the protocol and takes no more bytes.")
         return self._decoded(self._buffer.filled(count))
 
-    def _decoded(self, data: bytes | bytearray) -> list[Event]:
+    def _decoded(self, data: bytes | memoryview) -> list[Event]:
         events: list[Event] = []
         try:
             if data:
@@ -81,7 +81,7 @@ class ClientProtocol:
             events.append(error)
         return events
 
-    def _walk(self, data: bytes | bytearray, events: list[Event]) -> int:
+    def _walk(self, data: bytes | memoryview, events: list[Event]) -> int:
         at, end = 0, len(data)
         while at + 8 <= end:
             total, size = SIZES.unpack_from(data, at)
@@ -96,9 +96,9 @@ class ClientProtocol:
             at = frame_end
         return at
 
-    def _take(self, command: Command, data: bytes | bytearray, start: int, end: int, events: list[Event]) -> None:
+    def _take(self, command: Command, data: bytes | memoryview, start: int, end: int, events: list[Event]) -> None:
         if command.type == CommandType.MESSAGE:
-            entry = data[start:end] if isinstance(data, bytes) else bytes(memoryview(data)[start:end])
+            entry = bytes(data[start:end])
             events.append(_delivery(command.body, entry))
             return
         if command.type == CommandType.FETCH_ENTRIES_RESPONSE and start < end:

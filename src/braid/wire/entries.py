@@ -49,7 +49,7 @@ def verify(entry: bytes) -> bool:
     return bool(magic != MAGIC_CHECKSUM or _checksum_of(entry) == checksum)
 
 
-def entry_metadata(entry: bytes) -> MessageMetadata:
+def entry_metadata(entry: bytes | memoryview) -> MessageMetadata:
     """The message metadata of an entry; raises ProtocolError if there is none that can be read."""
     start = payload_start = 10 if entry[:2] == _CHECKED else 4
     size = int.from_bytes(entry[start - 4 : start], "big")
@@ -57,7 +57,7 @@ def entry_metadata(entry: bytes) -> MessageMetadata:
     if payload_start > len(entry):
         raise ProtocolError(f"An entry of {len(entry)} bytes cannot hold the {size} bytes of metadata it announces.")
     try:
-        metadata = _parse(entry[start:payload_start])
+        metadata = _parse(bytes(entry[start:payload_start]))
     except DecodeError:
         raise ProtocolError("The metadata of an entry is not valid protobuf; the producer's client is broken.") from None
     if not metadata.IsInitialized():
@@ -65,7 +65,7 @@ def entry_metadata(entry: bytes) -> MessageMetadata:
     return metadata
 
 
-def message_count(entry: bytes) -> int:
+def message_count(entry: bytes | memoryview) -> int:
     """How many messages an entry holds, 1 unless it is a batch; raises ProtocolError for unreadable metadata."""
     count: int = entry_metadata(entry).num_messages_in_batch
     if count < 1:

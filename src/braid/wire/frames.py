@@ -23,6 +23,50 @@ IN_PLACE: Final = 1 << 17
 """A frame of which so much is missing is received where it stays; smaller ones are cut out of what came together."""
 _PLACE: Final = 1 << 18
 """Room for what comes together; as much as an event loop reads at once."""
+_SPARE: Final = 3
+"""Rooms for large frames that are kept: one for what is being read, one for what has arrived, one for what arrives."""
+_ROOM_STEP: Final = 1 << 20
+"""Their sizes are multiples of this, so that a room for one frame does for the next, which is a little larger."""
+
+
+class LargeRooms:
+    """Where large frames are received. A room is used again once nobody looks at the frame that was in it: new memory would
+    have to be cleared, and its pages be had from the kernel, for every frame. Never more than `_SPARE` are kept."""
+
+    __slots__ = ("_rooms",)
+
+    def __init__(self) -> None:
+        self._rooms: list[bytearray] = []
+
+    @property
+    def kept(self) -> int:
+        """How many there are to be used again."""
+        return len(self._rooms)
+
+    def take(self, size: int) -> memoryview:
+        """Room for exactly so many bytes, whatever is in them."""
+        free = None
+        for number, room in enumerate(self._rooms):
+            if _is_free(room):
+                if len(room) >= size:
+                    return memoryview(room)[:size]
+                free = number
+        made = bytearray(-(-size // _ROOM_STEP) * _ROOM_STEP)
+        if free is not None:
+            self._rooms[free] = made
+        elif len(self._rooms) < _SPARE:
+            self._rooms.append(made)
+        return memoryview(made)[:size]
+
+
+def _is_free(room: bytearray) -> bool:
+    """Whether nobody has a view of it: Python refuses to change the size of a bytearray that somebody looks at."""
+    try:
+        room.append(0)
+    except BufferError:
+        return False
+    room.pop()
+    return True
 
 
 class FrameBuffer:
@@ -31,7 +75,7 @@ class FrameBuffer:
     Whoever reads hands over what came (`join`) or asks where to put it (`room`, `filled`): large frames are spared two copies.
     """
 
-    __slots__ = ("_limit", "_parts", "_place", "_size", "_wanted", "_whole")
+    __slots__ = ("_large", "_limit", "_parts", "_place", "_size", "_wanted", "_whole")
 
     def __init__(self, max_message_size: int) -> None:
         self._limit = max_message_size + FRAME_PADDING
@@ -40,7 +84,8 @@ class FrameBuffer:
         self._wanted = 0
         self._place: memoryview | None = None
         """Where bytes are put that are not the rest of a large frame; None unless somebody asks for room."""
-        self._whole: bytearray | None = None
+        self._large = LargeRooms()
+        self._whole: memoryview | None = None
         """The large frame under way."""
 
     @property
@@ -60,12 +105,12 @@ class FrameBuffer:
     def room(self) -> memoryview:
         """Where the next bytes may be put; `filled` takes them."""
         if self._whole is not None:
-            return memoryview(self._whole)[self._size :]
+            return self._whole[self._size :]
         if self._place is None:
             self._place = memoryview(bytearray(_PLACE))
         return self._place
 
-    def filled(self, count: int) -> bytes | bytearray:
+    def filled(self, count: int) -> bytes | memoryview:
         """As `join`, with so many bytes that were put into `room`."""
         if self._whole is None:
             return self.join(bytes(self.room()[:count]))
@@ -95,7 +140,7 @@ class FrameBuffer:
         self._size = 0
         return joined
 
-    def keep(self, data: bytes | bytearray, start: int) -> None:
+    def keep(self, data: bytes | memoryview, start: int) -> None:
         """Keep `data[start:]`, the beginning of a frame. Raises ProtocolError if that frame can never be accepted."""
         size = len(data) - start
         if not size:
@@ -109,7 +154,7 @@ class FrameBuffer:
             self._wanted = 4
         self._size = size
         if self._place is not None and self._wanted - size >= IN_PLACE:
-            self._whole = bytearray(self._wanted)
+            self._whole = self._large.take(self._wanted)
             self._whole[:size] = data[start:]
         else:
             self._parts = [bytes(data[start:])]

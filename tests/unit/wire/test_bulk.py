@@ -8,6 +8,7 @@ from braid.errors import DataLost, IncarnationMismatch, NotReady, ProtocolError,
 from braid.wire import bulk, messages
 from braid.wire.client import Bulk, ClientProtocol, Delivery
 from braid.wire.commands import Command, encode
+from braid.wire.frames import LargeRooms
 from braid.wire.replies import PONG
 from braid.wire.types import CommandType
 
@@ -57,6 +58,27 @@ def test_large_entries_are_received_in_place(size: int) -> None:
             assert each.data is not None
             assert bytes(each.data) == b"".join(bodies)
             assert each.data.readonly
+
+
+def test_rooms_of_large_frames_are_used_again_once_nobody_looks_at_them() -> None:
+    rooms = LargeRooms()
+    held = [rooms.take(1 << 20) for _ in range(5)]
+    for number, each in enumerate(held):
+        each[:] = bytes([number]) * len(each)
+    assert len({id(each.obj) for each in held}) == 5, "what somebody looks at is nobody else's"
+    assert [bytes(each[:1]) for each in held] == [bytes([number]) for number in range(5)]
+    part = held[1][10:20].toreadonly()
+    kept = id(held[0].obj)
+    held[:] = held[1:2]
+    del each
+    again = [rooms.take(size) for size in (1 << 20, 1000, 1 << 20)]
+    assert kept in {id(one.obj) for one in again}
+    assert all(one.obj is not part.obj for one in again), "a view of a part is a look, too"
+    assert bytes(part) == b"\x01" * 10
+    assert [len(one) for one in again] == [1 << 20, 1000, 1 << 20]
+    again.clear()
+    assert len(rooms.take(3 << 20)) == 3 << 20, "one that is too small makes way"
+    assert rooms.kept <= 3
 
 
 def test_a_large_message_is_received_in_place() -> None:
