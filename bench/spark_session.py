@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from bench.broker_process import ROOT, WORK
+from bench.floor_source import CORES
 from pyspark.sql import SparkSession
 
 from braid_spark import ensure_java, register
-
-CORES = 2
 
 
 @contextmanager

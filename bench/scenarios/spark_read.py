@@ -10,21 +10,18 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from bench.broker_process import WORK, Process, fresh_dir, start_broker
+from bench.floor_source import CORES, SCHEMA, FloorSource, columns_of
 from bench.report import Figure
 from bench.scenarios.bench_run import Run
-from bench.spark_session import CORES, spark_session
+from bench.spark_session import spark_session
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
 
 from braid.client import blocking
 from braid_spark.blocks import ArrowBlock
@@ -39,8 +36,6 @@ from braid_spark.reads import ClusterReads
 GROUP = "Spark source: rows into the no-op sink, two segments, two tasks"
 SPLIT_GROUP = "Spark source: where the time of a row goes, one process without Spark"
 PLAN_GROUP = "Spark source: planning and memory"
-SCHEMA = "value binary, __key binary, __index bigint, __publish_time timestamp"
-KEYS = 1_000
 BATCH_ROWS = 10_000
 ROUNDS = 5
 TARGETS: dict[int, dict[str, float | None]] = {
@@ -66,15 +61,6 @@ def measure(run: Run) -> None:
 # Data.
 
 
-def _columns(size: int, rows: int, first: int = 0) -> tuple[pa.Array, pa.Array]:
-    """Values of one size and keys of ten letters."""
-    offsets = np.arange(0, (rows + 1) * size, size, dtype=np.int32)
-    blob = np.random.default_rng(first).integers(32, 127, rows * size, dtype=np.uint8)
-    values = pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(blob)])
-    keys = pa.array([f"key-{number % KEYS:06d}" for number in range(first, first + rows)])
-    return values, keys
-
-
 def _publish(run: Run, broker: Process, topic: str, size: int, rows: int) -> None:
     url = f"pulsar://127.0.0.1:{broker.port}"
     with blocking.AdminClient(broker.http_url) as admin, blocking.connect(url) as client:
@@ -83,51 +69,10 @@ def _publish(run: Run, broker: Process, topic: str, size: int, rows: int) -> Non
             under_way = []
             for first in range(0, rows, BATCH_ROWS):
                 run.progress(f"publishing {first} of {rows} rows of {size} B")
-                values, keys = _columns(size, min(BATCH_ROWS, rows - first), first)
+                values, keys = columns_of(size, min(BATCH_ROWS, rows - first), first)
                 under_way.append(producer.send_block(ArrowBlock.of(values, keys=keys)))
             for sent in under_way:
                 sent.result()
-
-
-class _Prebuilt(DataSourceReader):
-    """Yields the same record batch again and again: what the way from Python to Spark costs, and nothing else."""
-
-    def __init__(self, schema: StructType, size: int, rows: int) -> None:
-        self._schema = schema
-        self._size = size
-        self._rows = rows
-
-    def partitions(self) -> list[InputPartition]:
-        return [InputPartition(self._rows // CORES) for _ in range(CORES)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        count = max(1, (2 << 20) // (self._size + 30))
-        values, keys = _columns(self._size, count)
-        columns = [
-            values,
-            keys.cast(pa.binary()),
-            pa.array(range(count), pa.int64()),
-            pa.array([0] * count, pa.timestamp("us", "UTC")),
-        ]
-        batch = pa.RecordBatch.from_arrays(columns, schema=to_arrow_schema(self._schema, timezone="UTC"))
-        left = partition.value
-        while left > 0:
-            yield batch.slice(0, min(count, left))
-            left -= count
-
-
-class FloorSource(DataSource):
-    """The floor as a format of Spark."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "braid-bench-floor"
-
-    def schema(self) -> str:
-        return SCHEMA
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        return _Prebuilt(schema, int(self.options["size"]), int(self.options["rows"]))
 
 
 # Rates.
@@ -143,7 +88,7 @@ def _rates(run: Run, spark: SparkSession, broker: Process, topic: str, size: int
     spark.dataSource.register(FloorSource)
     plain = Path(tempfile.mkdtemp(prefix="spark-parquet-", dir=WORK))
     for number in range(CORES):
-        values, keys = _columns(size, rows // CORES, number)
+        values, keys = columns_of(size, rows // CORES, number)
         count = len(values)
         columns = [
             values,
