@@ -1,6 +1,7 @@
 """`Client`: the door to a cluster: connections, lookups, and the producers and consumers made from it.
 
-Owns the pool of connections (one per broker) and closes everything it made. Knows nothing of messages.
+Owns the pool of connections (one per broker) and closes everything it made. Knows nothing of messages. Producers, consumers and
+transactions are imported when the first is made.
 """
 
 from __future__ import annotations
@@ -8,27 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from braid.client.checkpoint_consumer import CheckpointConsumer, Start
 from braid.client.config import ClientConfig
 from braid.client.connection import Connection, open_connection
-from braid.client.consumer import Consumer
 from braid.client.consumer_origin import checked_name, checked_text, initial_position, subscription_type
 from braid.client.coordinators import Coordinators
-from braid.client.dead_letters import DeadLetterPolicy
-from braid.client.deciders import Decider, decider_id
 from braid.client.messages import EARLIEST
 from braid.client.opening import Closable, Opening
-from braid.client.producer import Producer
-from braid.client.producer_drafts import ProducerOptions, compression_type
-from braid.client.queue_consumer import Backoff, QueueConsumer
 from braid.client.segment_reads import SegmentReads
-from braid.client.sinks import SinkBegin, Sinks, SinkState
-from braid.client.stream_consumer import StreamConsumer
-from braid.client.transactions import Transaction, TransactionScope, milliseconds_of
-from braid.client.values import codec_of
 from braid.errors import BraidError, Closed, ConfigError, ConnectFailed, MetadataFailure, NotAllowed, NotReady
 from braid.model.names import Domain, TopicName
 from braid.model.txn import TxnId
@@ -37,12 +27,23 @@ from braid.runtime.tasks import Tasks
 from braid.wire import requests, txn_requests
 from braid.wire.types import LookupResult
 
+if TYPE_CHECKING:
+    from braid.client.checkpoint_consumer import CheckpointConsumer, Start
+    from braid.client.consumer import Consumer
+    from braid.client.dead_letters import DeadLetterPolicy
+    from braid.client.deciders import Decider
+    from braid.client.producer import Producer
+    from braid.client.queue_consumer import Backoff, QueueConsumer
+    from braid.client.sinks import SinkBegin, Sinks, SinkState
+    from braid.client.stream_consumer import StreamConsumer
+    from braid.client.transactions import Transaction, TransactionScope
+
 MAX_REDIRECTS = 20
 DEFAULT_PORT = 6650
 MAX_DEAD_BROKERS = 16
 SubscriptionType = Literal["exclusive", "shared", "failover"]
 Initial = Literal["latest", "earliest"]
-C = TypeVar("C", StreamConsumer, QueueConsumer, CheckpointConsumer)
+C = TypeVar("C", "StreamConsumer", "QueueConsumer", "CheckpointConsumer")
 Compression = Literal["none", "lz4", "zlib", "zstd", "snappy"]
 
 
@@ -65,7 +66,7 @@ class Client:
         self._next_id = 0
         self.coordinators = Coordinators(self)
         self._segment_reads = SegmentReads(self)
-        self._sinks = Sinks(self)
+        self._sinks: Sinks | None = None
         self.transaction_tasks = Tasks("transactions")
         self._is_closing = False
         self._is_closed = False
@@ -95,6 +96,10 @@ class Client:
 
         Without a name it is given one. Values are bytes, or what `schema` says: `str`, a msgspec `Struct` class or a dataclass.
         With `deduplication` the brokers store no message twice that is sent again after a lost connection."""
+        from braid.client.producer import Producer
+        from braid.client.producer_drafts import ProducerOptions, compression_type
+        from braid.client.values import codec_of
+
         full = TopicName.parse(checked_text("topic", topic))
         given = None if name is None else checked_text("name", name)
         options = ProducerOptions(
@@ -128,6 +133,7 @@ class Client:
         """A consumer of a topic, all its partitions included; `await` it or enter it with `async with`.
 
         A new subscription starts at `initial`."""
+        from braid.client.consumer import Consumer
 
         async def start() -> Consumer:
             full = TopicName.parse(checked_text("topic", topic))
@@ -162,6 +168,8 @@ class Client:
         `await` it or enter it with `async with`.
 
         One that comes back under the same `name` in time keeps its segments. A new subscription starts at `initial`."""
+        from braid.client.stream_consumer import StreamConsumer
+
         return self._opening(
             lambda: StreamConsumer(self, topic, subscription, name=name, initial=initial, schema=schema), is_shared=True
         )
@@ -183,6 +191,8 @@ class Client:
 
         Messages not acknowledged within `ack_timeout` seconds, or refused, come again; after too many times they go to the
         topic of `dead_letter`. A new subscription starts at `initial`."""
+        from braid.client.queue_consumer import QueueConsumer
+
         return self._opening(
             lambda: QueueConsumer(
                 self,
@@ -211,6 +221,8 @@ class Client:
         It begins at `start`: EARLIEST, LATEST, a checkpoint or its bytes, an aware datetime or milliseconds since 1970. The
         members of a `group` share the segments out; they get each message once, but in no order between a segment and its
         successors."""
+        from braid.client.checkpoint_consumer import CheckpointConsumer
+
         return self._opening(
             lambda: CheckpointConsumer(self, topic, start=start, group=group, name=name, schema=schema),
             is_shared=group is not None,
@@ -222,22 +234,30 @@ class Client:
 
         It is aborted by the brokers if it is not ended within `timeout` seconds, or else the `transaction_timeout` of the
         client's options."""
+        from braid.client.transactions import TransactionScope
+
         return TransactionScope(lambda: self.begin_transaction(timeout=timeout))
 
     async def begin_transaction(self, *, timeout: float | None = None) -> Transaction:
         """A transaction that the application ends by itself: `await txn.commit()` or `await txn.abort()`."""
+        from braid.client.transactions import Transaction
+
         txn = Transaction(self, await self._new_transaction(timeout, is_decider=False))
         self.keep(txn)
         return txn
 
     async def begin_decider(self, *, timeout: float | None = None) -> Decider:
         """A transaction with sub-transactions, of which some are chosen at its end: `await decider.decide(winners)`."""
+        from braid.client.deciders import Decider
+
         decider = Decider(self, await self._new_transaction(timeout, is_decider=True))
         self.keep(decider)
         return decider
 
     def join_decider(self, decider: TxnId | str) -> Decider:
         """A decider that was begun elsewhere, by its id, to make sub-transactions of it here. Asks nobody."""
+        from braid.client.deciders import Decider, decider_id
+
         return Decider(self, decider_id(decider), is_joined=True)
 
     async def begin_sink(self, sink: str, batch: int, run: str, *, timeout: float) -> SinkBegin:
@@ -246,11 +266,11 @@ class Client:
 
         The decider is aborted by the brokers if it is not decided or renewed within `timeout` seconds. Raises SinkFenced if a
         later run has the sink, InvalidTransactionStatus if this run cannot write the batch any more."""
-        return await self._sinks.begin(sink, batch, run, timeout)
+        return await self._sink_calls().begin(sink, batch, run, timeout)
 
     async def sink(self, sink: str) -> SinkState | None:
         """Which batches a sink has; None if nothing is in its output and nothing is under way."""
-        return await self._sinks.state(sink)
+        return await self._sink_calls().state(sink)
 
     async def decide_batch(
         self, sink: str, batch: int, run: str, txn: TxnId | str, winners: Iterable[int]
@@ -260,11 +280,11 @@ class Client:
 
         Raises SinkFenced or InvalidTransactionStatus if the batch was aborted and is not in the output, DeadlineExceeded if
         nobody knows."""
-        return await self._sinks.decide(sink, batch, run, txn, winners)
+        return await self._sink_calls().decide(sink, batch, run, txn, winners)
 
     async def abort_batch(self, txn: TxnId | str) -> None:
         """Abort the decider of a batch unless it is decided; how it was decided does not matter here."""
-        await self._sinks.abort(txn)
+        await self._sink_calls().abort(txn)
 
     def segment_reads(self) -> SegmentReads:
         """Reading topics by ranges of message indexes, in bulk: for connectors that keep positions themselves."""
@@ -363,6 +383,8 @@ class Client:
         return Opening(start)
 
     async def _new_transaction(self, timeout: float | None, *, is_decider: bool) -> TxnId:
+        from braid.client.transactions import milliseconds_of
+
         ttl_ms = milliseconds_of(self.config.transaction_timeout if timeout is None else timeout)
         self.keep(self.coordinators)
         deadline = self.runtime.clock.monotonic() + self.config.operation_timeout
@@ -371,6 +393,13 @@ class Client:
             number, lambda request: txn_requests.new(request, number, ttl_ms, is_decider=is_decider), deadline
         )
         return TxnId(body.txnid_most_bits, body.txnid_least_bits)
+
+    def _sink_calls(self) -> Sinks:
+        from braid.client.sinks import Sinks
+
+        if self._sinks is None:
+            self._sinks = Sinks(self)
+        return self._sinks
 
     async def _check_controllers(self, topic: str) -> None:
         connection = await self._service_connection()
