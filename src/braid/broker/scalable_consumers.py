@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from braid.broker.consumer_places import Elsewhere, Here, Place, Wanted, relayed
-from braid.client.client import parse_url
 from braid.client.config import ClientConfig
 from braid.client.connection import Connection, open_connection
+from braid.client.pool import parse_url
 from braid.errors import (
     BraidError,
     Closed,

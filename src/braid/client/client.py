@@ -1,6 +1,6 @@
-"""`Client`: the door to a cluster: connections, lookups, and the producers and consumers made from it.
+"""`Client`: the door to a cluster: the producers and consumers made from it.
 
-Owns the pool of connections (one per broker) and closes everything it made. Knows nothing of messages. Producers, consumers and
+Owns what it made, and closes it. Connections are the pool's business. Knows nothing of messages. Producers, consumers and
 transactions are imported when the first is made.
 """
 
@@ -10,22 +10,21 @@ import asyncio
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
-from urllib.parse import urlsplit
 
 from braid.client.config import ClientConfig
-from braid.client.connection import Connection, open_connection
+from braid.client.connection import Connection
 from braid.client.consumer_origin import checked_name, checked_text, initial_position, subscription_type
 from braid.client.coordinators import Coordinators
 from braid.client.messages import EARLIEST
 from braid.client.opening import Closable, Opening
+from braid.client.pool import ConnectionPool
 from braid.client.segment_reads import SegmentReads
-from braid.errors import BraidError, Closed, ConfigError, ConnectFailed, MetadataFailure, NotAllowed, NotReady
+from braid.errors import Closed, NotAllowed
 from braid.model.names import Domain, TopicName
 from braid.model.txn import TxnId
 from braid.runtime.env import Runtime
 from braid.runtime.tasks import Tasks
 from braid.wire import requests, txn_requests
-from braid.wire.types import LookupResult
 
 if TYPE_CHECKING:
     from braid.client.checkpoint_consumer import CheckpointConsumer, Start
@@ -38,9 +37,6 @@ if TYPE_CHECKING:
     from braid.client.stream_consumer import StreamConsumer
     from braid.client.transactions import Transaction, TransactionScope
 
-MAX_REDIRECTS = 20
-DEFAULT_PORT = 6650
-MAX_DEAD_BROKERS = 16
 SubscriptionType = Literal["exclusive", "shared", "failover"]
 Initial = Literal["latest", "earliest"]
 C = TypeVar("C", "StreamConsumer", "QueueConsumer", "CheckpointConsumer")
@@ -59,9 +55,7 @@ class Client:
         self.url = url
         self.config = config or ClientConfig()
         self.runtime = runtime or Runtime()
-        self._addresses = parse_url(url)
-        self._connections: dict[tuple[str, int], Connection] = {}
-        self._locks: dict[tuple[str, int], asyncio.Lock] = {}
+        self.pool = ConnectionPool(self.runtime, self.config, url)
         self._made: dict[Closable, None] = {}
         self._next_id = 0
         self.coordinators = Coordinators(self)
@@ -69,12 +63,10 @@ class Client:
         self._sinks: Sinks | None = None
         self.transaction_tasks = Tasks("transactions")
         self._is_closing = False
-        self._is_closed = False
-        """No more connections are made; while it is being closed, what was made may still need some."""
 
     async def __aenter__(self) -> Client:
         """Connect to the first address that answers; raises ConnectFailed."""
-        await self._service_connection()
+        await self.pool.to_any()
         return self
 
     async def __aexit__(
@@ -292,7 +284,7 @@ class Client:
 
     async def partitions(self, topic: str) -> int:
         """How many partitions a topic has; 0 for a plain one."""
-        connection = await self._service_connection()
+        connection = await self.pool.to_any()
         body = await connection.request(lambda number: requests.partitioned_metadata(number, topic))
         return int(body.partitions)
 
@@ -304,12 +296,8 @@ class Client:
         try:
             await asyncio.gather(*[each.close() for each in list(self._made)])
         finally:  # what could not be closed ends when its connection does
-            self._is_closed = True
             self.transaction_tasks.cancel()
-            for connection in list(self._connections.values()):
-                connection.close()
-            self._connections.clear()
-            self._locks.clear()
+            self.pool.close()
         await asyncio.sleep(0)
 
     # For producers and consumers.
@@ -317,7 +305,7 @@ class Client:
     @property
     def is_connected(self) -> bool:
         """Whether any broker can be asked at the moment."""
-        return any(connection.is_open for connection in self._connections.values())
+        return self.pool.is_connected
 
     def new_id(self) -> int:
         """A producer or consumer id; never used twice by this client."""
@@ -335,34 +323,15 @@ class Client:
 
     async def service_connection(self) -> Connection:
         """A connection to any broker of the cluster."""
-        return await self._service_connection()
+        return await self.pool.to_any()
 
     async def connection_for(self, url: str | None) -> Connection:
         """The connection to the broker at `url`, as brokers name each other; to any if none is named or it is not reachable."""
-        if url is not None:
-            try:
-                return await self._connection(*parse_url(url)[0])
-            except (ConnectFailed, ConfigError):
-                pass  # what is known of the broker may be old
-        return await self._service_connection()
+        return await self.pool.to_broker(url)
 
     async def locate(self, topic: str) -> Connection:
         """The connection to the broker that serves `topic`."""
-        connection = await self._service_connection()
-        is_authoritative = False
-        for _hop in range(MAX_REDIRECTS):
-            asked = is_authoritative
-            try:
-                body = await connection.request(lambda number: requests.lookup(number, topic, asked))  # noqa: B023 - used at once
-            except MetadataFailure as error:  # what brokers say while a topic moves
-                raise NotReady(error.message) from error
-            if body.proxy_through_service_url:
-                return await self._service_connection()
-            connection = await self._connection(*parse_url(body.brokerServiceUrl)[0])
-            if body.response == LookupResult.CONNECT:
-                return connection
-            is_authoritative = body.authoritative
-        raise NotReady(f"The lookup of {topic} was sent from broker to broker more than {MAX_REDIRECTS} times.")
+        return await self.pool.locate(topic)
 
     def _opening(self, make: Callable[[], C], *, is_shared: bool = False) -> Opening[C]:
         """What opens a consumer and closes it with the client. One that `is_shared` is told its segments by the topic's
@@ -402,7 +371,7 @@ class Client:
         return self._sinks
 
     async def _check_controllers(self, topic: str) -> None:
-        connection = await self._service_connection()
+        connection = await self.pool.to_any()
         if not connection.supports_scalable_topics:
             raise NotAllowed(
                 f"The broker at {connection.address} serves no scalable topics, so nobody shares out {topic} among its "
@@ -418,60 +387,3 @@ class Client:
         except BaseException:
             await made.close()
             raise
-
-    async def _service_connection(self) -> Connection:
-        # One of the given addresses, if it is connected; else any broker that is: the given ones may be gone by now.
-        known = [self._connections.get(address) for address in self._addresses]
-        for connection in (*known, *self._connections.values()):
-            if connection is not None and connection.is_open:
-                return connection
-        failure: BraidError | None = None
-        for address in dict.fromkeys((*self._addresses, *self._connections)):
-            try:
-                return await self._connection(*address)
-            except ConnectFailed as error:
-                failure = failure or error
-        raise failure or ConnectFailed(f"No broker of {self.url} can be reached.")
-
-    async def _connection(self, host: str, port: int) -> Connection:
-        address = (host, port)
-        async with self._locks.setdefault(address, asyncio.Lock()):
-            if self._is_closed:
-                raise Closed("The client was closed.")
-            connection = self._connections.get(address)
-            if connection is not None and connection.is_open:
-                return connection
-            connection = await open_connection(self.runtime, self.config, host, port)
-            if self._is_closed:
-                connection.close()
-                raise Closed("The client was closed.")
-            self._connections.pop(address, None)  # the newest come last
-            self._connections[address] = connection
-            self._forget_dead_brokers()
-            return connection
-
-    def _forget_dead_brokers(self) -> None:
-        """Brokers come and go: only so many that were left are remembered, for a time when no other can be reached."""
-        dead = [address for address, each in self._connections.items() if not each.is_open]
-        for address in dead[: max(0, len(dead) - MAX_DEAD_BROKERS)]:
-            del self._connections[address]
-            if not self._locks[address].locked():
-                del self._locks[address]
-
-
-def parse_url(url: str) -> list[tuple[str, int]]:
-    """The addresses in `pulsar://host:port,host:port`."""
-    parts = urlsplit(url)
-    if parts.scheme != "pulsar" or not parts.netloc:
-        hint = " Encrypted connections are not available yet." if parts.scheme == "pulsar+ssl" else ""
-        raise ConfigError(f"The service URL {url!r} cannot be used; write pulsar://host:port.{hint}")
-    addresses = []
-    for part in parts.netloc.split(","):
-        try:
-            one = urlsplit(f"pulsar://{part}")
-            if not one.hostname:
-                raise ValueError("it has an empty host")
-            addresses.append((one.hostname, one.port or DEFAULT_PORT))
-        except ValueError as error:
-            raise ConfigError(f"The service URL {url!r} cannot be used: {error}.") from None
-    return addresses

@@ -223,7 +223,7 @@ async def test_reading_goes_on_after_a_reconnect(broker: InProcessBroker, client
     count = await grown(broker, client)
     async with client.checkpoint_consumer(TOPIC) as consumer:
         got = await take(consumer, 30)
-        for connection in list(client._connections.values()):
+        for connection in list(client.pool.connections.values()):
             connection.abort(CheckpointInvalid("test"))
         got += await take(consumer, count - 30)
         assert by_key(got) == expected(0, count)

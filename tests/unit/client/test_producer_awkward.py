@@ -443,7 +443,7 @@ async def test_brokers_learnt_are_tried_when_all_connections_are_gone(topic: Scr
         bootstrap.close()
         topic.crash()
         await producer.send(b"1", key="a")
-        assert len(client._connections) == 2
+        assert len(client.pool.connections) == 2
 
 
 async def test_a_handshake_nobody_waits_for_is_no_reason_for_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -152,7 +152,7 @@ async def test_many_segments_are_described_by_few_requests() -> None:
             names = [each.topic for each in view.segments.values()]
             assert len(await reads.states(names)) == 64
             asked = 0
-            for connection in client._connections.values():
+            for connection in client.pool.connections.values():
                 request = connection.request
 
                 async def counted(build: object, request: object = request, **options: object) -> object:

@@ -230,7 +230,7 @@ async def test_what_the_application_has_is_not_handed_out_again_after_a_reconnec
     async with client.stream_consumer(TOPIC, "s") as consumer:
         await produce(client, 0, 40)
         got = [await consumer.receive(SECONDS) for _ in range(15)]
-        for connection in list(client._connections.values()):
+        for connection in list(client.pool.connections.values()):
             connection.abort(Closed("test"))
         await until(lambda: all(lane.connection is None for lane in consumer._lanes.values()))
         await consumer.acknowledge_cumulative(got[9])  # goes out when attached again
@@ -274,7 +274,7 @@ async def test_coming_back_under_the_same_name_keeps_the_segments(broker: InProc
             before = gone.segments
             pushes: list[object] = []
             staying._session._assigned = pushes.append
-            for connection in list(other._connections.values()):
+            for connection in list(other.pool.connections.values()):
                 connection.abort(Closed("test"))  # as a process that dies: no goodbye
             await gone._session._tasks.close()
         async with braid.connect(broker.service_url) as other, other.stream_consumer(TOPIC, "s", name="b") as back:
@@ -296,7 +296,7 @@ async def test_after_the_grace_period_the_others_get_the_segments() -> None:
         async with braid.connect(broker.service_url) as other:
             gone = await other.stream_consumer(TOPIC, "s", name="b")
             await until(lambda: len(staying.segments) == len(gone.segments) == 1)
-            for connection in list(other._connections.values()):
+            for connection in list(other.pool.connections.values()):
                 connection.abort(Closed("test"))
             await gone._session._tasks.close()
         await until(lambda: staying.segments == [0, 1])
@@ -476,7 +476,7 @@ async def test_a_consumer_that_is_away_during_a_seek_gets_everything_again(
         monkeypatch.setattr(client, "locate", located)
         monkeypatch.setattr(consumer._session, "_register", registered)
         lanes = list(consumer._lanes.values())
-        for connection in list(client._connections.values()):
+        for connection in list(client.pool.connections.values()):
             connection.abort(Closed("test"))
         await until(lambda: all(lane.connection is None for lane in lanes))
         await consumer.acknowledge_cumulative(old[-1])
@@ -675,7 +675,7 @@ async def test_nothing_is_left_behind(broker: InProcessBroker) -> None:
             await consumer.receive(SECONDS)
         for each in (stream, queue, reader, member):
             await each.close()
-        for connection in client._connections.values():
+        for connection in client.pool.connections.values():
             assert not connection.consumers
             assert not connection.scalable_consumers
             assert not connection.watches

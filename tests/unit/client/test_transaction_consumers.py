@@ -526,9 +526,9 @@ async def test_acknowledgments_survive_a_lost_connection(broker: InProcessBroker
             for each in batch[:5]:
                 await consumer.acknowledge(each, txn=txn)
             async with asyncio.timeout(SECONDS):
-                while not any(each._requests for each in client._connections.values()):  # noqa: ASYNC110
+                while not any(each._requests for each in client.pool.connections.values()):  # noqa: ASYNC110
                     await asyncio.sleep(0)  # until they are sent, and not answered
-            for connection in list(client._connections.values()):
+            for connection in list(client.pool.connections.values()):
                 connection.abort(DeadlineExceeded("cut by the test"))
             for each in batch[5:]:
                 await consumer.acknowledge(each, txn=txn)
@@ -574,7 +574,7 @@ async def test_a_message_that_came_twice_is_not_dealt_with_twice_in_one_transact
     async with opened() as consumer, client.producer(OUT) as producer:
         begun = await client.begin_transaction()
         first = await take(consumer, 3)
-        for connection in list(client._connections.values()):
+        for connection in list(client.pool.connections.values()):
             connection.abort(DeadlineExceeded("cut by the test"))
         again = await take(consumer, 3)
         assert sorted(numbers(again)) == [0, 1, 2]
