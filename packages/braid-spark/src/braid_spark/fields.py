@@ -2,8 +2,9 @@
 
 In each round the fields with the lowest tag are read in all messages that are at one, so that messages which say the same in
 the same order, as those of one client do, cost a few array operations per field. What does not fit (very long tags, numbers at
-the end of the bytes, dozens of fields) is read message by message. As in protobuf, fields may come in any order, the last of
-several counts, and what nobody asked for is passed over. Knows no message type. Pure.
+the end of the bytes, dozens of fields) is read message by message, and so are messages of which there are only a few. As in
+protobuf, fields may come in any order, the last of several counts, and what nobody asked for is passed over. Knows no message
+type. Pure.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ _END: Final = 0xFF
 """Stands for a tag behind the last field. (No tag begins so: its wire type would be 7.)"""
 _MAX_ROUNDS: Final = 64
 """After which what is left is read message by message: a round costs as much as all messages, however few are at it."""
+_FEW: Final = 24
+"""Messages below which arrays do not pay: what a round costs does not depend on how few there are."""
 _FIXED: Final = {1: 8, 5: 4}
 """Bytes of a number, by wire type."""
 
@@ -71,7 +74,10 @@ class Fields:
         self._has: dict[int, Mask] = {}
         self._slices: dict[int, tuple[Numbers, Numbers]] = {}
         self._repeated: dict[int, list[tuple[Numbers, Numbers, Numbers]]] = {}
-        self._run()
+        if len(begins) < _FEW:
+            self._odd[:] = True
+        else:
+            self._run()
         if self._odd.any():
             self._read_odd()
 
