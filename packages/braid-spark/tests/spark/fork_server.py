@@ -40,6 +40,9 @@ IMPORTS = (
     "braid_spark.sink",
     "braid_spark.stream_reader",
     "braid_spark.stream_writer",
+    "concurrent.futures.thread",
+    "encodings.idna",
+    "pandas",  # by pyarrow, as soon as it makes an array or a scalar of a Python value
 )
 BACKLOG = 64
 
