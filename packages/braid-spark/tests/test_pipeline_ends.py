@@ -116,7 +116,33 @@ def test_a_query_that_begins_no_more_is_stopped_when_its_batch_has_ended(monkeyp
     monkeypatch.setattr(run, "_take", take)
     monkeypatch.setattr(runner, "LAST_REPORT_SECONDS", 0)
     run.follow()
-    assert seen == ["told", "running", "running", "running"]
+    assert seen == ["told", "running", "running", "running", "running"], "the last look is behind the batch, to be sure of it"
+    assert query.is_asked_to_stop.is_set()
+
+
+def test_a_batch_that_was_about_to_begin_is_let_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark had looked whether it may go on, and had not said yet that it does."""
+    query, signals = Query(), runner._Signals()
+    query.may_stop.set()
+    query.status["isTriggerActive"] = False
+    signals.count = 1
+    run = following(query, signals)
+    looks: list[bool] = []
+
+    def tell(*_asked: object) -> bool:
+        query.isActive = False
+        return True
+
+    def take(wait: float) -> None:
+        if wait:
+            looks.append(query.is_asked_to_stop.is_set())
+            query.status["isTriggerActive"] = len(looks) < 3
+
+    monkeypatch.setattr(runner, "begin_no_more", tell)
+    monkeypatch.setattr(run, "_take", take)
+    monkeypatch.setattr(runner, "LAST_REPORT_SECONDS", 0)
+    run.follow()
+    assert looks == [False] * 4, "one before the batch, two in it, one behind it"
     assert query.is_asked_to_stop.is_set()
 
 

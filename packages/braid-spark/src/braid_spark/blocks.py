@@ -138,10 +138,11 @@ def _bytes_of(what: str, column: Any) -> pa.BinaryArray:
     found = _one_array(what, column)
     kind = found.type
     if pa.types.is_dictionary(kind):
-        try:
-            return _bytes_of(what, found.dictionary_decode())
-        except pa.ArrowInvalid:
-            raise _too_much() from None
+        words = _bytes_of(what, found.dictionary)
+        lengths = pc.binary_length(words).cast(pa.int64())
+        if (pc.sum(lengths.take(found.indices)).as_py() or 0) > MAX_BLOCK_BYTES:
+            raise _too_much()  # and nothing so large was made
+        return words.take(found.indices)
     is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     if pa.types.is_null(kind):

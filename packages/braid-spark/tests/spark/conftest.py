@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from fork_server import ForkServer
 from pyspark.sql import SparkSession
 from quick_start import BARE_OPTIONS, JAVA_OPTIONS, SETTINGS
 
@@ -31,7 +32,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def fork_server() -> Iterator[ForkServer]:
+    """Of Spark's Python processes."""
+    with ForkServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def spark(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session on two threads of this machine."""
     ensure_java()
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -39,6 +47,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["SPARK_LAUNCHER_OPTS"] = BARE_OPTIONS
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))  # of `sitecustomize`
+    os.environ.update(fork_server.environment)
     where = tmp_path_factory.mktemp("spark")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of PySpark itself

@@ -220,7 +220,8 @@ class SparkCluster:
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         import pyspark
 
-        self._class = Path(pyspark.__file__).parent / "bin" / "spark-class"
+        # As the driver has it: the archive of classes is for one way to write where they are.
+        self._class = Path(pyspark.__file__).resolve().parent / "bin" / "spark-class"
         self._folder = folder
         self._environment = {
             **os.environ,

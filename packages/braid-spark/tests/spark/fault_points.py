@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from fork_client import JVM
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
@@ -48,6 +49,8 @@ def reach(point: str, **what: Any) -> None:
 
 def parent_jvm() -> int:
     """The process id of the JVM that this Python process works for."""
+    if JVM in os.environ:
+        return int(os.environ[JVM])
     pid = os.getpid()
     while pid > 1:
         status = dict(

@@ -29,6 +29,7 @@ from typing import Any
 
 from fault_checks import count_ops, open_transactions, read_all
 from fault_cluster import HERE, Broker, Driver, SparkCluster, clean, free_port
+from fork_server import ForkServer
 
 PHASES = ("partial publish", "before decide", "after decide", "speculation")
 SHARES: dict[str, dict[str, int]] = {
@@ -121,7 +122,9 @@ class Run:
         self.server = socketserver.ThreadingTCPServer(("127.0.0.1", port), self._handler(), bind_and_activate=True)
         self.server.daemon_threads = True
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.fork_server = ForkServer()
         environment = {
+            **self.fork_server.environment,
             "BRAID_FAULTS": f"127.0.0.1:{port}",
             "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])),
         }
@@ -343,6 +346,7 @@ class Run:
         self.cluster.close()
         self.feeder.close()
         self.broker.close()
+        self.fork_server.close()
         self.server.shutdown()
         self.log.close()
         clean(self.folder)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from fork_client import ADDRESS
 from pyspark.sql import SparkSession
 from quick_start import JAVA_OPTIONS
 
@@ -101,7 +102,11 @@ def test_runs_until_stopped_and_goes_on_to_the_end(
 ) -> None:
     send(topic("topic", "in"), [("k", str(number)) for number in range(30)])
     first = subprocess.Popen(
-        command("run", pipeline, "--url", broker.service_url), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command("run", pipeline, "--url", broker.service_url),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={name: value for name, value in os.environ.items() if name != ADDRESS},  # all by itself, as users have it
     )
     try:
         with client.consumer(topic("persistent", "out"), "look", initial="earliest") as consumer:

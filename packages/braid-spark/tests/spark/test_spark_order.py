@@ -26,6 +26,7 @@ from typing import Any
 import pytest
 from fault_checks import read_all
 from fault_cluster import HERE, Broker, Driver, SparkCluster, clean
+from fork_server import ForkServer
 
 from braid.client import blocking
 
@@ -59,9 +60,10 @@ class Load:
 class Cluster:
     """Everything that runs beside the test."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, fork_server: ForkServer) -> None:
         self.folder = folder
-        environment = {"PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))}
+        path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+        environment = {**fork_server.environment, "PYTHONPATH": path}
         self.broker = Broker(folder)
         try:
             self.spark = SparkCluster(folder, environment)
@@ -110,8 +112,8 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    started = Cluster(tmp_path)
+def cluster(tmp_path: Path, fork_server: ForkServer) -> Iterator[Cluster]:
+    started = Cluster(tmp_path, fork_server)
     try:
         yield started
     finally:

@@ -125,6 +125,7 @@ class _Run:
         is_last = False
         """No batch begins behind the running one. Else the first report since the signal is the best sign of a batch's end."""
         seen_at_signal = 0
+        was_idle = False
         while query.isActive or (is_last and not self._ended.is_set()):
             now = self._clock.now_ms()
             if self._signals.count and stop_by is None:
@@ -132,8 +133,12 @@ class _Run:
                 is_last = begin_no_more(self._spark, query)
                 self._screen.say("stopping when the running batch has ended; press Ctrl-C again to stop at once")
             if stop_by is not None:
-                is_between = not query.status["isTriggerActive"]
-                is_between = is_between or (not is_last and self._history.count > seen_at_signal)
+                is_idle = not query.status["isTriggerActive"]
+                if is_last:
+                    # Spark looks whether it may begin a batch and says later that one runs: the first look may fall between.
+                    is_between, was_idle = is_idle and was_idle, is_idle
+                else:
+                    is_between = is_idle or self._history.count > seen_at_signal
                 if self._signals.is_impatient:
                     return
                 if is_between or now >= stop_by:
