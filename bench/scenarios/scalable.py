@@ -18,6 +18,7 @@ from typing import Any
 from bench.broker_process import Process, fresh_dir, start_broker
 from bench.report import Figure
 from bench.scenarios.bench_run import Run
+from bench.stalls import Stalls
 
 import braid
 from braid.client import Client, MessageId, Producer
@@ -59,6 +60,8 @@ class Load:
         self._stop = asyncio.Event()
         self._latest = 0.0
         self.gap = self.slowest = 0.0
+        self.gap_end = 0.0
+        """When the longest gap was over."""
         self.failed = 0
 
     async def run(self) -> None:
@@ -85,7 +88,8 @@ class Load:
         now = time.perf_counter()
         if future.exception() is not None:
             self.failed += 1
-        self.gap = max(self.gap, now - self._latest)
+        if now - self._latest > self.gap:
+            self.gap, self.gap_end = now - self._latest, now
         self.slowest = max(self.slowest, now - began)
         self._latest = now
 
@@ -94,9 +98,13 @@ async def _gaps(broker: Process, count: int, run: Run) -> list[Figure]:
     topic = TOPIC + "gaps"
     gaps: dict[str, list[float]] = {"split": [], "merge": []}
     slowest: dict[str, list[float]] = {"split": [], "merge": []}
+    own: dict[str, list[float]] = {"split": [], "merge": []}  # gaps without the time in which the machine stood still
     took: dict[str, list[float]] = {"split": [], "merge": []}
     quiet: list[float] = []  # the same without any change: what the machine alone does
-    async with braid.AdminClient(broker.http_url) as admin, braid.connect(_url(broker)) as client:
+    async with contextlib.AsyncExitStack() as stack:
+        stalls = stack.enter_context(Stalls())
+        admin = await stack.enter_async_context(braid.AdminClient(broker.http_url))
+        client = await stack.enter_async_context(braid.connect(_url(broker)))
         await admin.scalable_topics.create(topic, segments=1)
         async with client.producer(topic) as producer, asyncio.TaskGroup() as group:
             gc.collect()
@@ -113,6 +121,7 @@ async def _gaps(broker: Process, count: int, run: Run) -> list[Figure]:
                     took[kind].append((time.perf_counter() - began) * 1000)
                     await asyncio.sleep(SETTLE)
                     gaps[kind].append(load.gap * 1000)
+                    own[kind].append((load.gap - stalls.within(load.gap_end - load.gap, load.gap_end)) * 1000)
                     slowest[kind].append(load.slowest * 1000)
                 load.reset()
                 await asyncio.sleep(SETTLE)
@@ -123,7 +132,8 @@ async def _gaps(broker: Process, count: int, run: Run) -> list[Figure]:
     figures = []
     for kind, target in (("split", SPLIT_TARGET_MS), ("merge", MERGE_TARGET_MS)):
         for name, percent in (("p50", 50), ("p99", 99), ("max", 100)):
-            note = f"without any change {_percentile(quiet, percent):.0f} ms"
+            note = f"without the time the machine stood still {_percentile(own[kind], percent):.0f} ms"
+            note += f"; without any change of the topic {_percentile(quiet, percent):.0f} ms"
             if name == "p50":
                 note += f"; {count} operations, {statistics.median(took[kind]):.0f} ms each at the admin API"
             value = _percentile(gaps[kind], percent)
