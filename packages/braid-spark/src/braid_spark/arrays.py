@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from braid.errors import ProtocolError
 from braid.wire.messages import KeyValue, MessageIdData
 from braid.wire.varints import varint
+from braid_spark.buffers import bytes_value, positions
 from braid_spark.entries import Entries
 from braid_spark.fields import Mask
 from braid_spark.hashing import Bytes, Numbers, murmur3
@@ -96,8 +97,9 @@ def of_entries(data: Bytes, at: Numbers, sizes: Numbers, rows: Numbers, type_: p
     size = int(sizes[0])
     first = data[at[0] : at[0] + size]
     if (sizes == size).all() and (not size or (_blocks(data, at, size).view((np.uint8, size)) == first).all()):
-        return pa.repeat(as_text(pa.array([first.tobytes()], pa.binary()))[0], len(rows))  # nearly always
-    return gather(data, at, sizes, None, type_).take(pa.array(rows))
+        text = first.tobytes().decode("utf-8", "replace").encode()  # as `as_text` has it
+        return pa.repeat(bytes_value(text, type_), len(rows))  # nearly always
+    return gather(data, at, sizes, None, type_).take(positions(rows))
 
 
 def keys(data: Bytes, messages: Messages, type_: pa.DataType) -> pa.Array:

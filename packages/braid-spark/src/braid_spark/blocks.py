@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from braid.client.blocks import NO_KEY
 from braid.errors import InvalidArgument
 from braid.model.routing import Routing
+from braid_spark.buffers import bytes_value, nulls_of, number_value, numbers_of, positions
 from braid_spark.hashing import murmur3
 
 Numbers = npt.NDArray[np.uint64]
@@ -35,6 +36,8 @@ PROPERTIES, KEY, PAYLOAD_SIZE, EVENT_TIME, KEY_IS_BASE64, IS_NULL = 0x0A, 0x12, 
 """Tags of SingleMessageMetadata."""
 NAME, TEXT = 0x0A, 0x12
 """Tags of KeyValue."""
+_NOTHING: Final = bytes_value(b"", pa.binary())
+_ZERO: Final = number_value(0)
 
 
 class ArrowBlock:
@@ -63,7 +66,7 @@ class ArrowBlock:
             if is_base64 is not None:
                 tail.append((KEY_IS_BASE64, np.ones(count, np.uint64), is_base64))
         if body.null_count:
-            tail.append((IS_NULL, np.ones(count, np.uint64), _nulls(body)))
+            tail.append((IS_NULL, np.ones(count, np.uint64), nulls_of(body)))
         before = None if properties is None else _properties(_column("properties", properties, count))
         return cls(_joined(before, text, _numbers(count, tail), body), text)
 
@@ -90,11 +93,11 @@ class ArrowBlock:
             ring = hashes & np.uint32(0xFFFF) if routing is Routing.LOW16 else hashes >> np.uint32(16)
             place = (np.searchsorted(np.asarray(starts, np.uint32), ring, side="right") - 1).astype(np.int32)
         if self._keys is not None and self._keys.null_count:
-            place[_nulls(self._keys)] = NO_KEY
+            place[nulls_of(self._keys)] = NO_KEY
         order = np.argsort(place, kind="stable")
         sorted_place = place[order]
         edges = [0, *(np.flatnonzero(np.diff(sorted_place)) + 1).tolist(), self.count]
-        rows, moved = self._rows.take(pa.array(order)), hashes[order]
+        rows, moved = self._rows.take(positions(order)), hashes[order]
         found = []
         for start, stop in itertools.pairwise(edges):
             if start < stop:
@@ -202,7 +205,7 @@ def _event_times(column: Any) -> Part:
     if not (pa.types.is_timestamp(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind)):
         raise InvalidArgument(f"The column event time is of type {kind}; give a timestamp or milliseconds since 1970.")
     try:
-        times = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+        times = numbers_of(column.cast(pa.int64()).fill_null(_ZERO))
     except pa.ArrowInvalid:
         raise InvalidArgument(f"The column event time holds a number above {LARGEST_TIME_MS}; give milliseconds.") from None
     if len(times) and times.min() < 0:
@@ -227,12 +230,12 @@ def _properties(column: Any) -> pa.BinaryArray:
     if not pa.types.is_map(kind) or not all(_is_text(each) for each in (kind.key_type, kind.item_type)):
         raise InvalidArgument(f"The column properties is of type {kind}; give a map of string to string.")
     if column.null_count:
-        column = column.take(pa.array(np.arange(len(column))))  # what is null is empty then
+        column = column.take(positions(np.arange(len(column))))  # what is null is empty then
     starts = np.asarray(column.offsets)
     first, last = int(starts[0]), int(starts[-1])
     names, texts = column.keys[first:last], column.items[first:last]
     if texts.null_count:
-        name = names[int(np.argmax(_nulls(texts)))]
+        name = names[int(np.argmax(nulls_of(texts)))]
         raise InvalidArgument(f"The property {name} of a row is null; give a string, or leave it out.")
     name_bytes, text_bytes = _bytes_of("properties", names), _bytes_of("properties", texts)
     name_size, text_size = _lengths(name_bytes), _lengths(text_bytes)
@@ -266,7 +269,7 @@ def _joined(before: Any, keys: Any, tail: Any, body: Any) -> pa.BinaryArray:
     parts = [] if before is None else [before]
     if keys is not None:
         length = _lengths(keys)
-        has_key = ~_nulls(keys) if keys.null_count else None
+        has_key = ~nulls_of(keys) if keys.null_count else None
         head = np.uint64(1) + _width(length) + length
         size = size + (head if has_key is None else head * has_key)
         parts += [_numbers(count, [(KEY, length, has_key)]), _filled(keys)]
@@ -322,7 +325,7 @@ def _glued(parts: Sequence[pa.BinaryArray]) -> pa.BinaryArray:
     """Row by row, the parts one behind the other."""
     if sum(len(each) and int(_offsets(each)[-1] - _offsets(each)[0]) for each in parts) > MAX_BLOCK_BYTES:
         raise _too_much()
-    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
+    return pc.binary_join_element_wise(*parts, _NOTHING)
 
 
 def _too_much() -> InvalidArgument:
@@ -330,7 +333,7 @@ def _too_much() -> InvalidArgument:
 
 
 def _filled(column: pa.BinaryArray) -> pa.BinaryArray:
-    return column.fill_null(b"") if column.null_count else column
+    return column.fill_null(_NOTHING) if column.null_count else column
 
 
 def _offsets(column: pa.BinaryArray) -> npt.NDArray[np.int64]:
@@ -344,13 +347,8 @@ def _offsets(column: pa.BinaryArray) -> npt.NDArray[np.int64]:
 def _lengths(column: pa.BinaryArray) -> Numbers:
     lengths = np.diff(_offsets(column))
     if column.null_count:
-        lengths = lengths * ~_nulls(column)
+        lengths = lengths * ~nulls_of(column)
     return lengths.astype(np.uint64)
-
-
-def _nulls(column: Any) -> Flags:
-    found: Flags = column.is_null().to_numpy(zero_copy_only=False)
-    return found
 
 
 def _hashes_of(keys: pa.BinaryArray) -> npt.NDArray[np.uint32]:

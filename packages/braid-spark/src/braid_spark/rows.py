@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from braid_spark import arrays
 from braid_spark.avro_values import WriterSchema
+from braid_spark.buffers import bytes_value, number_value, positions
 from braid_spark.columns import Columns
 from braid_spark.entries import Entries
 from braid_spark.hashing import Bytes, Numbers
@@ -70,11 +71,11 @@ def _key(rows: Rows, type_: pa.DataType) -> pa.Array:
 
 
 def _topic(rows: Rows, type_: pa.DataType) -> pa.Array:
-    return pa.repeat(pa.scalar(rows.topic, type_), len(rows.index))
+    return pa.repeat(bytes_value(rows.topic.encode(), type_), len(rows.index))
 
 
 def _segment(rows: Rows, type_: pa.DataType) -> pa.Array:
-    return pa.repeat(pa.scalar(rows.segment, type_), len(rows.index))
+    return pa.repeat(number_value(rows.segment), len(rows.index))
 
 
 def _index(rows: Rows, type_: pa.DataType) -> pa.Array:
@@ -83,7 +84,7 @@ def _index(rows: Rows, type_: pa.DataType) -> pa.Array:
 
 def _message_id(rows: Rows, type_: pa.DataType) -> pa.Array:
     every = arrays.message_ids(rows.entries, rows.partition, rows.first_chunks, type_)
-    return every if rows.kept is None else every.take(pa.array(rows.kept))
+    return every if rows.kept is None else every.take(positions(rows.kept))
 
 
 def _publish_time(rows: Rows, type_: pa.DataType) -> pa.Array:
