@@ -17,7 +17,7 @@ import pytest
 
 from braid.errors import ConfigError
 from braid.runtime.clock import SystemClock
-from braid_spark.pipeline import build, runner
+from braid_spark.pipeline import build, runner, stopping
 from braid_spark.pipeline.checkpoint import check_checkpoint
 from braid_spark.pipeline.failures import PipelineFailed
 from braid_spark.pipeline.history import History
@@ -92,58 +92,115 @@ def test_the_second_signal_waits_for_nothing() -> None:
     assert not query.is_asked_to_stop.is_set()
 
 
-@pytest.mark.usefixtures("quick")
-def test_a_query_that_begins_no_more_is_stopped_when_its_batch_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A report that comes meanwhile may be that of the batch before."""
-    query, signals = Query(), runner._Signals()
-    query.may_stop.set()
-    signals.count = 1
-    run = following(query, signals)
-    seen: list[str] = []
+class Script:
+    """What happens to a query from look to look: (does a trigger run, does a job of it write)."""
 
-    def tell(*_asked: object) -> bool:
-        seen.append("told")
-        query.isActive = False
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, query: Query, run: runner._Run, looks: list[tuple[bool, bool]]) -> None:
+        self.query = query
+        self.told: list[int] = []
+        """At which looks the query was told to begin no more."""
+        self.stopped: list[int] = []
+        self._run = run
+        self._looks = looks
+        self._at = -1
+        self._next()
+        query.may_stop.set()
+        monkeypatch.setattr(runner, "LastBatch", lambda *_: self)
+        monkeypatch.setattr(run, "_take", self._take)
+        monkeypatch.setattr(runner, "LAST_REPORT_SECONDS", 0)
+        monkeypatch.setattr(query, "stop", self._stop)
+
+    is_possible = True
+
+    def tell(self) -> bool:
+        if not self._looks[self._at][1]:
+            return False
+        self.told.append(self._at)
+        self.query.isActive = False
         return True
 
-    def take(wait: float) -> None:
+    def _take(self, wait: float) -> None:
         if wait:
-            seen.append("stopped" if query.is_asked_to_stop.is_set() else "running")
-            run._history.count += 1
-            query.status["isTriggerActive"] = len(seen) < 4
+            self._run._history.count += 1  # a report that comes meanwhile may be that of the batch before
+            self._next()
 
-    monkeypatch.setattr(runner, "begin_no_more", tell)
-    monkeypatch.setattr(run, "_take", take)
-    monkeypatch.setattr(runner, "LAST_REPORT_SECONDS", 0)
-    run.follow()
-    assert seen == ["told", "running", "running", "running", "running"], "the last look is behind the batch, to be sure of it"
-    assert query.is_asked_to_stop.is_set()
+    def _next(self) -> None:
+        self._at += 1
+        self.query.status["isTriggerActive"] = self._looks[self._at][0]
+
+    def _stop(self) -> None:
+        self.stopped.append(self._at)
+        self.query.isActive = False
 
 
-def test_a_batch_that_was_about_to_begin_is_let_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark had looked whether it may go on, and had not said yet that it does."""
+PLANS, WRITES, IDLE = (True, False), (True, True), (False, False)
+
+
+@pytest.mark.parametrize(
+    ("looks", "told", "stopped"),
+    [
+        ([WRITES, WRITES, WRITES, IDLE], [0], 3),
+        ([PLANS, PLANS, WRITES, PLANS, IDLE], [2], 4),
+        ([PLANS, IDLE, IDLE, PLANS, WRITES, IDLE], [4], 5),
+        ([IDLE] * 5, [], 4),
+        ([PLANS, *[IDLE] * 4, PLANS, *[IDLE] * 5], [], 10),
+    ],
+    ids=[
+        "while it writes",
+        "while it is planned",
+        "between two batches",
+        "while nothing comes",
+        "batches that are never seen to write",
+    ],
+)
+def test_a_query_is_stopped_when_its_batch_has_ended(
+    looks: list[tuple[bool, bool]], told: list[int], stopped: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that is told before it writes is given up by Spark half way."""
     query, signals = Query(), runner._Signals()
-    query.may_stop.set()
-    query.status["isTriggerActive"] = False
     signals.count = 1
     run = following(query, signals)
-    looks: list[bool] = []
-
-    def tell(*_asked: object) -> bool:
-        query.isActive = False
-        return True
-
-    def take(wait: float) -> None:
-        if wait:
-            looks.append(query.is_asked_to_stop.is_set())
-            query.status["isTriggerActive"] = len(looks) < 3
-
-    monkeypatch.setattr(runner, "begin_no_more", tell)
-    monkeypatch.setattr(run, "_take", take)
-    monkeypatch.setattr(runner, "LAST_REPORT_SECONDS", 0)
+    script = Script(monkeypatch, query, run, looks)
     run.follow()
-    assert looks == [False] * 4, "one before the batch, two in it, one behind it"
-    assert query.is_asked_to_stop.is_set()
+    assert (script.told, script.stopped) == (told, [stopped])
+
+
+def test_only_a_batch_that_writes_is_made_the_last() -> None:
+    active: list[int] = []
+    group: list[int] = []
+    states: list[object] = []
+    ended = object()
+    names = SimpleNamespace(**{"TERMINATED$": SimpleNamespace(**{"MODULE$": ended})})
+    for name in reversed(stopping.STATES.split(".")):
+        names = SimpleNamespace(**{name: names})
+    tracker = SimpleNamespace(getActiveJobsIds=lambda: active, getJobIdsForGroup=lambda run: group if run == "r" else [])
+    spark: Any = SimpleNamespace(_jvm=names, sparkContext=SimpleNamespace(statusTracker=lambda: tracker))
+    state = SimpleNamespace(set=states.append)
+    query: Any = SimpleNamespace(runId="r", _jsq=SimpleNamespace(streamingQuery=lambda: SimpleNamespace(state=lambda: state)))
+    last = stopping.LastBatch(spark, query)
+    assert last.is_possible
+    group[:] = [1]
+    assert not last.tell() and not states, "its job has ended"
+    active[:] = [2]
+    assert not last.tell() and not states, "the job of another query"
+    group[:] = [1, 2]
+    assert last.tell() and states == [ended]
+    other: Any = SimpleNamespace(runId="r", _jsq=SimpleNamespace())
+    assert not stopping.LastBatch(spark, other).is_possible
+
+
+def test_what_other_queries_of_the_session_do_does_not_matter() -> None:
+    """Spark tells of their ends and of their batches as well, also of some that ended before."""
+    run = following(Query(), runner._Signals())
+    run._run_id = "own"
+    run._run_ended("other")
+    assert not run._ended.is_set()
+    for name in ("other", "own"):
+        run._reports.put({"runId": name, "batchId": 0, "timestamp": "2026-01-01T00:00:00.000Z", "sources": [], "sink": {}})
+    run._take(wait=0)
+    assert run._history.count == 1
+    run._run_ended("own")
+    assert run._ended.is_set()
 
 
 @pytest.mark.usefixtures("quick")

@@ -27,13 +27,17 @@ from braid_spark.pipeline.failures import PipelineFailed, is_java_gone, sentence
 from braid_spark.pipeline.history import History
 from braid_spark.pipeline.screen import Screen, summary_lines
 from braid_spark.pipeline.spec import Pipeline
-from braid_spark.pipeline.stopping import begin_no_more
+from braid_spark.pipeline.stopping import LastBatch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 LOOK_SECONDS = 0.25
+SOON_SECONDS = 0.02
+"""Between two looks for the moment at which the running batch can be made the last one."""
+IDLE_LOOKS = 5
+"""In a row, after which nothing is being read, and the query is not just between two batches."""
 PICTURE_MS = 5000
 """Between two pictures of a run that goes on."""
 LAST_REPORT_SECONDS = 10.0
@@ -108,13 +112,26 @@ class _Run:
         self._picture_ms = 0
         self._reports: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._ended = threading.Event()
-        self._listener = _listener(self._reports.put, self._ended.set)
+        self._over: set[str] = set()
+        """Runs that have ended, as far as Spark has told, of any query: a listener hears of all in its session."""
+        self._listener = _listener(self._reports.put, self._run_ended)
         self._query: StreamingQuery | None = None
+        self._run_id = ""
 
     def start(self, url: str, *, is_to_the_end: bool) -> None:
         frame = build.build(self._spark, self._pipeline, url)
         self._spark.streams.addListener(self._listener)
         self._query = build.start(frame, self._pipeline, url, is_to_the_end=is_to_the_end)
+        self._run_id = self._query.runId
+        self._look_whether_over()
+
+    def _run_ended(self, run: str) -> None:
+        self._over.add(run)
+        self._look_whether_over()
+
+    def _look_whether_over(self) -> None:
+        if self._run_id in self._over:
+            self._ended.set()
 
     def follow(self) -> None:
         """Return when the query has ended, by itself or by a signal."""
@@ -122,31 +139,34 @@ class _Run:
         assert query is not None
         self._signals.is_heeded = True
         stop_by: int | None = None
+        last: LastBatch | None = None
         is_last = False
-        """No batch begins behind the running one. Else the first report since the signal is the best sign of a batch's end."""
-        seen_at_signal = 0
-        was_idle = False
+        """No batch begins behind the running one."""
+        seen_at_signal = idle_looks = 0
         while query.isActive or (is_last and not self._ended.is_set()):
             now = self._clock.now_ms()
             if self._signals.count and stop_by is None:
                 stop_by, seen_at_signal = now + GRACE_MS, self._history.count
-                is_last = begin_no_more(self._spark, query)
+                last = LastBatch(self._spark, query)
                 self._screen.say("stopping when the running batch has ended; press Ctrl-C again to stop at once")
-            if stop_by is not None:
-                is_idle = not query.status["isTriggerActive"]
-                if is_last:
-                    # Spark looks whether it may begin a batch and says later that one runs: the first look may fall between.
-                    is_between, was_idle = is_idle and was_idle, is_idle
-                else:
-                    is_between = is_idle or self._history.count > seen_at_signal
+            if stop_by is not None and last is not None:
                 if self._signals.is_impatient:
                     return
+                is_idle = not query.status["isTriggerActive"]
+                idle_looks = idle_looks + 1 if is_idle else 0
+                if last.is_possible and not is_last and not is_idle:
+                    is_last = last.tell()
+                if last.is_possible:
+                    # Between two batches it is idle for a moment, and must not be stopped: the next one may begin meanwhile.
+                    is_between = idle_looks >= (1 if is_last else IDLE_LOOKS)
+                else:
+                    is_between = is_idle or self._history.count > seen_at_signal
                 if is_between or now >= stop_by:
                     if not in_time(query.stop, self._signals):
                         return
                     break
             self._screen.state = "stopping" if stop_by is not None else query.status["message"].lower()
-            self._take(wait=LOOK_SECONDS)
+            self._take(wait=LOOK_SECONDS if stop_by is None or is_last else SOON_SECONDS)
             self._screen.refresh(now)
             if self._picture is not None and now - self._picture_ms >= PICTURE_MS:
                 self.picture()
@@ -171,8 +191,10 @@ class _Run:
     def _take(self, wait: float) -> None:
         try:
             while True:
-                self._history.add(self._reports.get(timeout=wait) if wait else self._reports.get_nowait())
+                report = self._reports.get(timeout=wait) if wait else self._reports.get_nowait()
                 wait = 0
+                if report["runId"] == self._run_id:
+                    self._history.add(report)
         except queue.Empty:
             pass
 
@@ -282,8 +304,8 @@ def _end(spark: SparkSession, signals: _Signals) -> None:
     build.end_java(gateway)
 
 
-def _listener(report: Callable[[dict[str, Any]], None], ended: Callable[[], None]) -> Any:
-    """A listener of Spark's that passes on what a query reports."""
+def _listener(report: Callable[[dict[str, Any]], None], ended: Callable[[str], None]) -> Any:
+    """A listener of Spark's that passes on what queries report, and which of their runs end."""
     from pyspark.sql.streaming.listener import (
         QueryIdleEvent,
         QueryProgressEvent,
@@ -303,7 +325,7 @@ def _listener(report: Callable[[dict[str, Any]], None], ended: Callable[[], None
             pass
 
         def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-            ended()
+            ended(str(event.runId))
 
     return Listener()
 
