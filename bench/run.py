@@ -30,6 +30,7 @@ from bench.scenarios import (
     scalable,
     spark_decode,
     spark_read,
+    spark_sink,
     spark_write,
     transactions,
 )
@@ -49,6 +50,7 @@ SCENARIOS = {
     "transactions": transactions.measure,
     "spark-decode": spark_decode.measure,
     "spark-read": spark_read.measure,
+    "spark-sink": spark_sink.measure,
     "spark-write": spark_write.measure,
     "clients": clients.measure,
 }
