@@ -10,6 +10,7 @@ WORKLOAD ?=
 PLANT ?=
 JOBS ?= 2
 SUITE ?=
+BEFORE ?=
 SABOTAGE ?=
 
 # Compiled tests and modules are kept: a run starts hundreds of processes that import the same files.
@@ -56,8 +57,8 @@ fmt: setup  ## format and fix what can be fixed
 docs: setup  ## write the generated reference pages
 	$(BIN)/braid reference docs/reference
 
-bench: setup  ## measure publish, delivery, latency, memory, restart
-	$(BIN)/python bench/run.py
+bench: setup  ## measure publish, delivery, latency, memory, restart; BEFORE=<commit> compares with that commit instead
+	$(BIN)/python $(if $(BEFORE),bench/compare.py $(BEFORE),bench/run.py)
 
 kill: setup  ## kill -9 the broker 50 times under load and look for lost or reordered messages
 	$(BIN)/python tests/e2e/kill_loop.py --kills 50

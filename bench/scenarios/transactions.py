@@ -110,26 +110,54 @@ def _percentiles(name: str, values: list[float], target: float, note: str) -> li
 # What a transaction costs each message.
 
 
+class Spent(msgspec.Struct, frozen=True):
+    """What some messages cost."""
+
+    us: float
+    """CPU microseconds of the broker per message."""
+    rate: float
+    """Messages a second."""
+
+
+class Publishing:
+    """A producer of small messages, by transactions or without, that reads the broker's CPU time."""
+
+    def __init__(self, broker: Process, client: RawClient) -> None:
+        self._broker = broker
+        self._client = client
+        self._sequence = 0
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, broker: Process, topic: str) -> AsyncIterator[Publishing]:
+        async with _connected(broker) as client:
+            await client.producer(topic, 1)
+            yield cls(broker, client)
+
+    async def spend(self, count: int, partition: int | None) -> Spent:
+        """Send `count` messages: in transactions of this coordinator partition, or in none."""
+        before, began = cpu_seconds(self._broker.pid), time.perf_counter()
+        for _ in range(count // PER_TRANSACTION):
+            txn = None if partition is None else await _begin(self._client, partition)
+            for _ in range(PER_TRANSACTION // WINDOW):
+                self._client.send(*(_send(1, self._sequence + number, txn) for number in range(WINDOW)))
+                self._sequence += WINDOW
+                await _receipts(self._client, WINDOW)
+            if txn is not None:
+                await _end(self._client, txn, TxnAction.COMMIT)
+        seconds = time.perf_counter() - began
+        return Spent((cpu_seconds(self._broker.pid) - before) / count * 1e6, count / seconds)
+
+
 async def _costs(broker: Process, count: int, run: Run) -> list[Figure]:
-    rates: dict[str, list[float]] = {"plain": [], "in transactions": []}
-    cpu: dict[str, list[float]] = {"plain": [], "in transactions": []}
-    async with _connected(broker) as client:
-        await client.producer(TOPIC + "costs", 1)
-        sequence = 0
+    spent: dict[str, list[Spent]] = {"plain": [], "in transactions": []}
+    async with Publishing.open(broker, TOPIC + "costs") as publishing:
         for turn in range(3):
-            for kind in rates:
+            for kind, found in spent.items():
                 run.progress(f"{kind}: {count} messages, turn {turn + 1} of 3")
-                before, began = cpu_seconds(broker.pid), time.perf_counter()
-                for _ in range(count // PER_TRANSACTION):
-                    txn = await _begin(client, turn) if kind != "plain" else None
-                    for _ in range(PER_TRANSACTION // WINDOW):
-                        client.send(*(_send(1, sequence + number, txn) for number in range(WINDOW)))
-                        sequence += WINDOW
-                        await _receipts(client, WINDOW)
-                    if txn is not None:
-                        await _end(client, txn, TxnAction.COMMIT)
-                rates[kind].append(count / (time.perf_counter() - began))
-                cpu[kind].append((cpu_seconds(broker.pid) - before) / count * 1e6)
+                found.append(await publishing.spend(count, None if kind == "plain" else turn))
+    cpu = {kind: [each.us for each in found] for kind, found in spent.items()}
+    rates = {kind: [each.rate for each in found] for kind, found in spent.items()}
     figures = [
         Figure(
             group=COST_GROUP,
