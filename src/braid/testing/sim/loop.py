@@ -31,6 +31,10 @@ class Deadlock(RuntimeError):
     """Nothing can run and no timer is left, or everything runs and time stands still."""
 
 
+class OutOfTime(Deadlock):
+    """The run took longer than the clock of the wall allows."""
+
+
 class Node:
     """A process or machine of the simulated world. A restarted process is a new node of the same name."""
 
@@ -138,17 +142,20 @@ class SimLoop(asyncio.BaseEventLoop):
     _scheduled: list[tuple[float, SimTimer]]
     _stopping: bool
 
-    def __init__(self, rng: Random) -> None:
+    def __init__(self, rng: Random, max_steps: int = MAX_STEPS) -> None:
         super().__init__()
         self._ready = []
         self._scheduled = []
         self._rng = rng
+        self._max_steps = max_steps
         self._now = START
         self._count = 0
         self._still = 0
         self._unfinished: dict[int, SimTask] = {}  # strong: a forgotten task must not be finalised at a moment gc picks
         self.steps = 0
         """Handles run so far."""
+        self.out_of_time = ""
+        """Why the run must end at its next turn; written by another thread, see `limits.py`."""
         self.errors: list[str] = []
         """Exceptions that escaped a callback."""
         self.set_task_factory(self._make_task)  # type: ignore[arg-type]
@@ -276,8 +283,10 @@ class SimLoop(asyncio.BaseEventLoop):
                 except BaseException as error:  # noqa: BLE001 - as asyncio does: one callback must not end the loop
                     what = getattr(handle._callback, "__qualname__", type(handle._callback).__name__)
                     self.call_exception_handler({"message": f"Exception in callback {what}", "exception": error})
-            if self.steps > MAX_STEPS:
-                raise Deadlock(f"{MAX_STEPS} steps were not enough.\n{self.stacks()}")
+            if self.steps > self._max_steps:
+                raise Deadlock(f"{self._max_steps} steps were not enough; {_described(batch)}\n{self.stacks()}")
+            if self.out_of_time:
+                raise OutOfTime(self.out_of_time)
             if self._stopping:
                 return
 
@@ -289,7 +298,9 @@ class SimLoop(asyncio.BaseEventLoop):
         if self._ready or self._stopping:
             self._still += 1
             if self._still > MAX_TURNS:
-                raise Deadlock(f"Time stands still after {MAX_TURNS} turns of the loop.\n{self.stacks()}")
+                raise Deadlock(
+                    f"Time stands still after {MAX_TURNS} turns of the loop; {_described(self._ready)}\n{self.stacks()}"
+                )
         elif not scheduled:
             raise Deadlock(f"Nothing can run and no timer is left.\n{self.stacks()}")
         else:
@@ -317,6 +328,13 @@ def run(seed: int | str, main: Callable[[SimLoop], Coroutine[Any, Any, Any]]) ->
     finally:
         loop.abandon()
         loop.close()
+
+
+def _described(batch: list[SimHandle]) -> str:
+    """What runs in one turn, for a loop that turns without end."""
+    owners = [getattr(handle._callback, "__self__", None) for handle in batch]
+    names = sorted({owner.get_name() for owner in owners if isinstance(owner, SimTask)})
+    return f"the last turn had {len(batch)} steps, of the tasks: {', '.join(names[:20]) or 'none'}."
 
 
 def _node_of(context: Context) -> Node:

@@ -1,4 +1,7 @@
-"""One run: a seed and a workload give a history and a verdict. Equal seeds give equal histories, byte for byte."""
+"""One run: a seed and a workload give a history and a verdict. Equal seeds give equal histories, byte for byte.
+
+A run has a limit of steps and one of wall-clock time: whatever spins fails its seed instead of hanging the whole suite.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from braid.runtime.env import Random
 from braid.testing.sim import loop as simloop
 from braid.testing.sim.checkers import Violation
 from braid.testing.sim.history import History
-from braid.testing.sim.loop import Deadlock, SimLoop
+from braid.testing.sim.limits import SECONDS, WallClock
+from braid.testing.sim.loop import MAX_STEPS, Deadlock, OutOfTime, SimLoop
 
 MIN_OPERATIONS = 50
 MIN_FAULTS = 1
@@ -75,9 +79,10 @@ class _Remarks(logging.Handler):
         self._history.remark(text)
 
 
-def run_seed(workload: str, seed: int, make: MakeWorkload) -> Outcome:
-    """Run one seed to its end; never raises because of what the product did."""
-    loop = SimLoop(Random(f"loop-{seed}"))
+def run_seed(workload: str, seed: int, make: MakeWorkload, *, seconds: float = SECONDS, max_steps: int = MAX_STEPS) -> Outcome:
+    """Run one seed to its end; never raises because of what the product did. One that takes longer than `seconds` of wall-clock
+    time, its checkers included, or more than `max_steps` steps has failed."""
+    loop = SimLoop(Random(f"loop-{seed}"), max_steps)
     logger = logging.getLogger("braid")
     was_enabled, was_level, propagates = gc.isenabled(), logger.level, logger.propagate
     gc.disable()  # finalisers must not run at moments that depend on the machine's memory
@@ -94,16 +99,27 @@ def run_seed(workload: str, seed: int, make: MakeWorkload) -> Outcome:
         logger.propagate = False
         await subject.run()
 
-    try:
+    def end(verdict: str) -> None:
+        loop.out_of_time = verdict
+
+    def judge() -> None:
         try:
             loop.run_until_complete(main())
+        except OutOfTime:
+            return  # what there is of a history is nothing to judge by
         except Deadlock as error:
-            violations.append(Violation("C18", str(error)))
+            violations.append(Violation("C18", f"{workload} seed {seed}: {error}"))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the verdict of this seed
             violations.append(Violation("run", f"{type(error).__name__}: {error}"))
+        violations.extend(Violation("run", text) for text in loop.errors)
+        violations.extend(subject.check())
+
+    try:
+        with WallClock(seconds, end) as limit:
+            judge()
+        if limit.verdict:
+            violations.insert(0, Violation("limit", f"{workload} seed {seed}: {limit.verdict}"))
         history = subject.history
-        violations += [Violation("run", text) for text in loop.errors]
-        violations += subject.check()
         operations = sum(1 for event in history.events if event.kind == "invoke" and event.op != "append")
         return Outcome(
             seed=seed,
