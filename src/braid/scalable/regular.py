@@ -26,6 +26,7 @@ from braid.model.names import decode as decode_name
 from braid.model.segments import SegmentInfo, physical_name
 from braid.runtime.env import Runtime
 from braid.runtime.tasks import Tasks
+from braid.runtime.waiting import wait_at_most
 from braid.scalable.api import ConsumerAssignment, ConsumerRegistration, SegmentOps
 from braid.scalable.candidate import TopicCandidate
 from braid.scalable.config import ScalableConfig
@@ -89,11 +90,7 @@ class RegularTopicController(TopicCandidate["_Term"]):
     async def wait_ready(self) -> None:
         """Until this leader serves. Raises LedElsewhere if it does not lead, NotReady if it takes long."""
         term = self._leading()
-        timer = self._runtime.clock.call_later(self._config.operation_wait_seconds, term.changed.set)
-        try:
-            await term.changed.wait()
-        finally:
-            timer.cancel()
+        await wait_at_most(self._runtime.clock, term.changed, self._config.operation_wait_seconds)
         self._leading()
         if not term.ready.is_set():
             raise NotReady(f"The coordinator of {self.topic} is not ready yet; try again.")

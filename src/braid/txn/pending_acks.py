@@ -23,6 +23,7 @@ from braid.model.positions import Position
 from braid.model.txn import TxnId
 from braid.runtime.clock import Clock
 from braid.runtime.tasks import Tasks
+from braid.runtime.waiting import wait_at_most
 from braid.txn import records
 from braid.txn.ack_conflicts import WHOLE, Hold, Holds, bits_of
 from braid.txn.ack_ops import apply_ops, hold_of
@@ -197,11 +198,7 @@ class MetadataPendingAckStore:
                     raise
             if self._is_closed:
                 raise self._closing()
-            timer = self._clock.call_later(max(0.0, until - self._clock.monotonic()), news.set)
-            try:
-                await news.wait()
-            finally:
-                timer.cancel()
+            await wait_at_most(self._clock, news, until - self._clock.monotonic())
 
     async def _is_over(self, root: TxnId) -> bool:
         """Whether a root that holds something is decided, or gone meanwhile."""

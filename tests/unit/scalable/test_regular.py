@@ -6,9 +6,10 @@ import msgspec
 import pytest
 from tests.unit.scalable.coordination import Client, Stored, World, ids, virtually
 
-from braid.errors import Conflict, InvalidTopicName, LedElsewhere
+from braid.errors import Conflict, InvalidTopicName, LedElsewhere, NotReady
 from braid.metadata.handle import Handle
 from braid.model.names import TopicName
+from braid.runtime.tasks import Tasks
 from braid.scalable.api import ConsumerRegistration
 from braid.scalable.records import REGULAR, controller_path
 from braid.scalable.regular import RegularTopicController
@@ -188,5 +189,28 @@ def test_coordination_that_nobody_needs_is_given_up_and_that_of_a_deleted_topic_
         await asyncio.sleep(100)
         assert again.controller.is_closed
         assert await world.subscription(root=REGULAR) is None
+
+    virtually(main)
+
+
+def test_one_whose_patience_ended_does_not_shorten_that_of_others() -> None:
+    async def main(world: World) -> None:
+        broker = await Broker(world, 1, partitions(world, 2)).start()
+        await broker.controller.wait_ready()
+        term = broker.controller._leading()
+        term.changed.clear()
+        term.ready.clear()
+        tasks = Tasks("callers")
+        first = tasks.spawn(broker.controller.wait_ready(), "first")
+        await asyncio.sleep(world.config.operation_wait_seconds / 2)
+        second = tasks.spawn(broker.controller.wait_ready(), "second")
+        await asyncio.wait([first])
+        assert isinstance(first.exception(), NotReady)
+        assert not second.done()
+        term.ready.set()
+        term.changed.set()
+        await second
+        await tasks.close()
+        await broker.controller.close()
 
     virtually(main)

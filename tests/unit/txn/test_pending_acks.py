@@ -19,9 +19,11 @@ from braid.runtime.tasks import Tasks
 from braid.testing.faulty_metadata import Fault
 from braid.txn.ack_conflicts import Hold
 from braid.txn.ack_recovery import recover_all
+from braid.txn.ack_requests import AckRequest, AckRoot
 from braid.txn.api import Ack
 from braid.txn.decisions import Decisions
-from braid.txn.pending_acks import MetadataPendingAckStore
+from braid.txn.pending_acks import SETTLE_SECONDS, MetadataPendingAckStore
+from braid.txn.stored_acks import StoredAcks
 
 ENTRIES = 6
 
@@ -164,6 +166,50 @@ async def test_what_waits_for_a_decided_one_is_refused_when_its_own_ends(bench: 
     await owner.settled()
     assert owner.acked() == []
     assert await owner.ops() == 0
+
+
+@pytest.mark.inv("INV17")
+async def test_the_end_of_ones_patience_does_not_make_others_spin(
+    bench: Bench, owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two wait for a decided transaction that cannot be materialised; the first one's patience ends."""
+    one, two, three = await bench.begin(), await bench.begin(), await bench.begin()
+    await owner.ack(one, 1)
+    store_answers = asyncio.Event()
+    materialise = StoredAcks.materialise
+
+    async def slow(stored: StoredAcks, root: TxnId, state: AckRoot) -> None:
+        await store_answers.wait()
+        await materialise(stored, root, state)
+
+    monkeypatch.setattr(StoredAcks, "materialise", slow)
+    await bench.coordinator.end(one, commit=True)
+    checks = 0
+    check = MetadataPendingAckStore._check
+
+    def counted(store: MetadataPendingAckStore, request: AckRequest, state: AckRoot) -> None:
+        nonlocal checks
+        checks += 1
+        if checks > 1000:
+            raise RuntimeError("the wait spins")  # or the loop would never turn again, and no test could say so
+        check(store, request, state)
+
+    monkeypatch.setattr(MetadataPendingAckStore, "_check", counted)
+    first = owner.acks.begin(two, [Ack(place(1))], cumulative=False)
+    await later(bench, SETTLE_SECONDS - 1.0)
+    second = owner.acks.begin(three, [Ack(place(1))], cumulative=False)
+    await later(bench, 2.0)
+    assert first.done() and not second.done()
+    with pytest.raises(TransactionConflict):
+        await first
+    assert checks < 60  # each reconciliation of the decisions tells it once more
+    await later(bench, SETTLE_SECONDS)
+    with pytest.raises(TransactionConflict):
+        await second
+    assert checks < 60  # each reconciliation of the decisions tells it once more
+    store_answers.set()
+    await owner.settled()
+    assert owner.acked() == [1]
 
 
 @pytest.mark.inv("INV14")
