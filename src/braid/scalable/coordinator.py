@@ -276,6 +276,8 @@ class SubscriptionCoordinator:
             if self._before is None:
                 self._before = {name: each.segments for name, each in self._sessions.items()}
             self.drains.forget()
+            # Before any cursor moves no record may name a segment: the next leader would take its ancestors for drained.
+            await self._members.remove_leftovers(must=True)
             await self._rebalance(must_save=True)
             taken = {number for each in self._before.values() for number in each}
         if self.has_barrier:  # also of those whose registration is not connected: they may be attached nevertheless
@@ -381,7 +383,7 @@ class SubscriptionCoordinator:
                 f"Subscription {self.name} of {self.topic} has {len(self._sessions)} consumers, the limit "
                 "scalable_topics.max_consumers_per_subscription; close one or wait until one has left."
             )
-        self._members.keep_record(name)
+        self._members.owe_removal(name)
         saved = await self._registrations.save(name, lambda _old: RegistrationRecord())
         if self.is_closed:  # it came too late: nobody was told of it, and whoever removed the others did not see it
             await self._registrations.take_back(name, saved)

@@ -59,13 +59,14 @@ class Members:
 
     def join(self, name: str, saved: RegistrationRecord) -> ConsumerSession:
         """A new consumer, whose record is written. Its grace period begins, should its registration fail from here on."""
+        self._leftovers.discard(name)
         session = self.sessions[name] = ConsumerSession(name, saved)
         self.start_grace(session)
         return session
 
-    def keep_record(self, name: str) -> None:
-        """The record of this name is about to be written: it is not to be removed any more."""
-        self._leftovers.discard(name)
+    def owe_removal(self, name: str) -> None:
+        """The record of this name is about to be written: until `join` it is one of nobody, whatever becomes of the write."""
+        self._leftovers.add(name)
 
     def drop(self, session: ConsumerSession) -> None:
         """Forget a consumer; `remove_leftovers` removes its record."""
@@ -75,8 +76,9 @@ class Members:
         if not self.sessions:
             self.idle_since_ms = self._clock.now_ms()
 
-    async def remove_leftovers(self) -> None:
-        """Remove the records of those who are gone; what fails is tried again later. Raises StaleLeader."""
+    async def remove_leftovers(self, *, must: bool = False) -> None:
+        """Remove the records of those who are gone; what fails is tried again later. Raises StaleLeader, and with `must` also
+        StoreError: a record that is still there tells the next leader that what it names was assigned."""
         for name in sorted(self._leftovers):
             try:
                 await self._registrations.remove(name)
@@ -85,6 +87,8 @@ class Members:
             except StoreError as error:
                 log.warning("the registration of %s in %s will be removed later: %s", name, self._subscription, error)
                 self._clock.call_later(RETRY_SECONDS, self._changed)
+                if must:
+                    raise
                 return
             self._leftovers.discard(name)
 

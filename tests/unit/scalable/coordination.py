@@ -190,6 +190,7 @@ class CountingStore:
         self.inner = inner
         self.writes: list[str] = []
         self.refuse: Callable[[str], BraidError | None] = lambda _key: None
+        self.refuse_delete: Callable[[str], BraidError | None] = lambda _key: None
         self.is_lost: Callable[[str], bool] = lambda _key: False
         """Whether a write never arrives and is not answered."""
 
@@ -206,6 +207,9 @@ class CountingStore:
         return await self.inner.put(key, value, **options)
 
     async def delete(self, key: str, **options: Any) -> bool:
+        error = self.refuse_delete(key)
+        if error is not None:
+            raise error
         if self.is_lost(key):
             await asyncio.Event().wait()
         self.writes.append(key)

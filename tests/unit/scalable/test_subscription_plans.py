@@ -12,6 +12,7 @@ from braid.errors import (
     InvalidTopicName,
     NotReady,
     PreconditionFailed,
+    StoreUnavailable,
     SubscriptionNotFound,
     TopicNotFound,
 )
@@ -462,5 +463,89 @@ def test_a_deposed_leader_finishes_nothing() -> None:
         with pytest.raises(StaleLeader):
             await OPERATIONS["create"](plans)
         assert [stored.read for stored in world.segments.topics.values()] == reads
+
+    virtually(main)
+
+
+async def shared_by_two(world: World, leader: Leader) -> tuple[SegmentLayout, Client]:
+    """0 -> 1, 2, the parent drained; a has 1, b has 2. Returns the layout and b's connection."""
+    layout = SegmentLayout.initial(1, 10).split(0, 50)
+    world.segments.fill(TOPIC, layout, 5, "sub")
+    await world.put_topic(layout)
+    await coordinated(world, leader, layout)
+    world.segments.at(layout, 0).read["sub"] = 5
+    coordinator = leader.coordinators["sub"]
+    await join(coordinator, "a")
+    b, _mine = await join(coordinator, "b")
+    await asyncio.sleep(10)
+    assert held(coordinator) == {"a": (1,), "b": (2,)}
+    return layout, b
+
+
+async def read_from_the_parent(world: World, layout: SegmentLayout) -> dict[str, tuple[int, ...]]:
+    """What the next leader gives to a, who is alone, while nobody reads."""
+    leader = await world.leader()
+    record = await world.subscription()
+    coordinator = leader.coordinator(layout, record)
+    await join(coordinator, "a")
+    await asyncio.sleep(200)
+    return held(coordinator)
+
+
+@pytest.mark.inv("INV8")
+@pytest.mark.req("R468-67")
+def test_a_seek_takes_away_also_what_the_record_of_a_consumer_that_left_still_says() -> None:
+    async def main(world: World) -> None:
+        leader = await world.leader()
+        layout, b = await shared_by_two(world, leader)
+        refused = [StoreUnavailable("not now")]
+        leader.store.refuse_delete = lambda _key: refused.pop() if refused else None
+        coordinator = leader.coordinators["sub"]
+        await coordinator.unregister("b", b)
+        assert not refused
+        assert (await world.registrations())["b"].segments == (2,)  # its removal is owed
+        await leader.plans(lambda: layout).seek("sub", 0)
+        await leader.crash()
+        assert await read_from_the_parent(world, layout) == {"a": (0,)}
+
+    virtually(main)
+
+
+@pytest.mark.inv("INV8")
+def test_a_seek_is_not_done_before_owed_removals_are() -> None:
+    async def main(world: World) -> None:
+        leader = await world.leader()
+        layout, b = await shared_by_two(world, leader)
+        leader.store.refuse_delete = lambda _key: StoreUnavailable("not now")
+        await leader.coordinators["sub"].unregister("b", b)
+        plans = leader.plans(lambda: layout)
+        with pytest.raises(StoreUnavailable):
+            await plans.seek("sub", 0)
+        assert world.segments.at(layout, 0).read["sub"] == 5  # no cursor has moved
+        leader.store.refuse_delete = lambda _key: None
+        await plans.roll_forward()
+        assert world.segments.at(layout, 0).read["sub"] == 0
+        assert await world.registrations() == {"a": (await world.registrations())["a"]}
+
+    virtually(main)
+
+
+@pytest.mark.inv("INV8")
+def test_a_registration_that_fails_does_not_make_an_owed_removal_forgotten() -> None:
+    """b leaves, its record stays; b comes back, its record cannot be written; then a seek and another leader."""
+
+    async def main(world: World) -> None:
+        leader = await world.leader()
+        layout, b = await shared_by_two(world, leader)
+        coordinator = leader.coordinators["sub"]
+        leader.store.refuse_delete = lambda _key: StoreUnavailable("not now")
+        await coordinator.unregister("b", b)
+        leader.store.refuse = lambda key: StoreUnavailable("not now") if key.endswith("/b") else None
+        with pytest.raises(StoreUnavailable):
+            await join(coordinator, "b")
+        leader.store.refuse = leader.store.refuse_delete = lambda _key: None
+        await leader.plans(lambda: layout).seek("sub", 0)
+        await leader.crash()
+        assert await read_from_the_parent(world, layout) == {"a": (0,)}
 
     virtually(main)
