@@ -164,10 +164,13 @@ class LocalSegments:
     async def delete_subscription(
         self, segment: TopicName, subscription: str, *, epoch: int, incarnation: str, operation: str = ""
     ) -> None:
+        async def check() -> None:
+            await self._records.check_move(segment, epoch, incarnation, subscription, operation)
+
         try:
             topic = await self._service.topic(segment, create=False)
-            await self._records.check_leader(segment, epoch, incarnation, subscription, operation)
-            await topic.delete_subscription(subscription)
+            # Under the topic's lock: who attaches puts the record first, so either it is seen or its cursor is made after this.
+            await topic.delete_subscription(subscription, check)
         except (TopicNotFound, SubscriptionNotFound):
             log.debug("%s has no subscription %s", segment, subscription)
 
@@ -191,14 +194,14 @@ class LocalSegments:
         found = await self._subscription(segment, subscription)
         position = EARLIEST if timestamp_ms <= 0 else await found.log.find_time(timestamp_ms)
         # Last, because loading and searching take time: a call that was held up must not move what a successor has moved on.
-        await self._records.check_leader(segment, epoch, incarnation, subscription, operation)
+        await self._records.check_move(segment, epoch, incarnation, subscription, operation)
         await found.seek(position)
 
     async def skip_all(
         self, segment: TopicName, subscription: str, *, epoch: int, incarnation: str, operation: str = ""
     ) -> None:
         found = await self._subscription(segment, subscription)
-        await self._records.check_leader(segment, epoch, incarnation, subscription, operation)
+        await self._records.check_move(segment, epoch, incarnation, subscription, operation)
         await found.seek(LATEST)
 
     async def _subscription(self, segment: TopicName, name: str) -> Subscription:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -340,9 +340,12 @@ class Topic(TopicProducers):
 
         subscription.keep_until(self.clock.call_later(KEPT_READER_SECONDS, expire))
 
-    async def delete_subscription(self, name: str) -> None:
-        """Remove a subscription and its cursor."""
+    async def delete_subscription(self, name: str, check: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Remove a subscription and its cursor, unless `check` raises: it is asked when nobody can come to need it any more
+        without making it anew."""
         async with self._subscription_lock:
+            if check is not None:
+                await check()
             subscription = self.subscriptions.get(name)
             if subscription is None:
                 raise SubscriptionNotFound(f"The subscription {name} of {self.name} does not exist.")

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from braid.errors import StoreMismatch, TopicNotFound
+from braid.errors import NotAllowed, StoreMismatch, TopicNotFound
 from braid.metadata.api import MetadataStore, Span
 from braid.metadata.claims import StaleLeader
 from braid.model.names import Domain, NamespaceName, TopicName
@@ -92,6 +92,18 @@ class TopicRecords:
             record = await self.subscription(segment.scalable, subscription, incarnation)
             if record is None or record.pending is None or record.pending.operation_id != operation:
                 raise StaleLeader(f"The call for subscription {subscription} of {segment} comes after its operation has ended.")
+
+    async def check_move(self, segment: TopicName, epoch: int, incarnation: str, subscription: str, operation: str) -> None:
+        """The same for what moves or removes its cursor there. Without an operation that may be done only to a cursor that is
+        nobody's: a subscription of the topic is one thing over all segments, and its order rests on that (INV8)."""
+        await self.check_leader(segment, epoch, incarnation, subscription, operation)
+        if operation or (segment.domain is Domain.PERSISTENT and await self.read(segment) is None):
+            return
+        if await self.subscription(segment.scalable, subscription, incarnation) is not None:
+            raise NotAllowed(
+                f"The subscription {subscription} is one of {segment.scalable} and is reset or deleted there, not in one "
+                f"segment such as {segment}."
+            )
 
     async def subscription(self, topic: TopicName, name: str, incarnation: str = "") -> SubscriptionMetadata | None:
         """The record of a subscription of the scalable topic; one of an earlier topic of the name does not count."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from braid.errors import TopicNotFound
+from braid.errors import NotAllowed, TopicNotFound
 from braid.model.segments import SegmentInfo
 from braid.runtime.plans import step
 from braid.scalable.draining import initial_for
@@ -95,6 +95,9 @@ async def remove_strays(work: TopicWork, segment: SegmentInfo, cursors: Iterable
     for name in sorted(stray & seen_before):
         if not await work.has_record(name):
             log.info("the cursor of %s on %s belongs to no subscription and is removed", name, work.name(segment))
-            async with step("heal:remove-cursor"):
-                await work.delete_cursor(segment, name)
+            try:
+                async with step("heal:remove-cursor"):
+                    await work.delete_cursor(segment, name)
+            except NotAllowed as error:  # somebody has attached since, and has put the record
+                log.info("the cursor of %s on %s stays: %s", name, work.name(segment), error)
     return not work.strays[segment.segment_id]

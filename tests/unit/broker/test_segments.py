@@ -29,7 +29,7 @@ from braid.metadata.api import Span
 from braid.metadata.claims import StaleLeader
 from braid.model.layout import SegmentLayout
 from braid.model.names import NamespaceName, TopicName
-from braid.model.positions import EARLIEST
+from braid.model.positions import EARLIEST, LATEST
 from braid.model.segments import physical_name
 from braid.scalable.config import ScalableConfig
 from braid.scalable.records import (
@@ -750,6 +750,86 @@ async def test_the_durable_subscription_of_a_segment_is_neither_reset_nor_delete
         await client.seek(position)
     await client.subscribe(str(segment), "reader", consumer_id=2, durable=False)
     await client.seek(position, 2)
+
+
+@pytest.mark.inv("INV8")
+@pytest.mark.parametrize("name", ["anybody", "c-seg-0"])
+async def test_subscribing_with_a_rollback_resets_no_subscription_of_a_segment(
+    world: Any, broker: Any, layout: Any, client: RawClient, name: str
+) -> None:
+    segment = names(layout)[0]
+    await create(broker, segment, subscriptions={"s": "earliest"})
+    await with_handle(world, subscription_path(TOPIC, "s"), SubscriptionMetadata(type="STREAM"))
+    await client.producer(str(segment))
+    await client.store(b"x", 0)
+    topic = await broker.service.topic(segment, create=False)
+    await topic.subscriptions["s"].seek(LATEST)
+    await made(broker).terminate(segment, **LEADER, force=True)
+    for subscription in ("s", "not there yet"):
+        with pytest.raises(NotAllowed, match=r"topic://public/default/orders and is reset there"):
+            await client.subscribe(
+                str(segment), subscription, start_message_rollback_duration_sec=3600, consumer_name=name, permits=10
+            )
+    assert (await made(broker).backlog(segment, "s")).is_drained
+    assert await made(broker).subscriptions(segment) == ["s"]  # nothing was made either
+    await client.subscribe(str(segment), "reader", consumer_id=2, durable=False, start_message_rollback_duration_sec=3600)
+
+
+@pytest.mark.inv("INV8")
+@pytest.mark.parametrize("kind", ["STREAM", "QUEUE"])
+@pytest.mark.parametrize("call", ["seek", "skip_all", "delete_subscription"])
+async def test_only_an_operation_of_the_subscription_moves_or_removes_its_cursor(
+    world: Any, broker: Any, layout: Any, client: RawClient, call: str, kind: Any
+) -> None:
+    segment, ops, key = names(layout)[0], made(broker), subscription_path(TOPIC, "s")
+    await create(broker, segment, subscriptions={"s": "earliest"})
+    await client.producer(str(segment))
+    first = await client.store(b"x", 0)
+    await client.store(b"y", 1)
+    topic = await broker.service.topic(segment, create=False)
+    await topic.subscriptions["s"].seek(topic.log.position_after(first))
+    arguments: tuple[Any, ...] = ("s", 0) if call == "seek" else ("s",)
+    await with_handle(world, key, SubscriptionMetadata(type=kind))
+    with pytest.raises(NotAllowed, match=f"s is one of {TOPIC}"):
+        await getattr(ops, call)(segment, *arguments, **LEADER)
+    assert (await ops.backlog(segment, "s")).messages == 1
+    doing = SubscriptionChange(kind="delete" if call == "delete_subscription" else "seek", operation_id="now")
+    await with_handle(world, key, SubscriptionMetadata(type=kind, pending=doing))
+    await getattr(ops, call)(segment, *arguments, operation="now", **LEADER)
+    left = await ops.subscriptions(segment) and (await ops.backlog(segment, "s")).messages
+    assert left == {"seek": 2, "skip_all": 0, "delete_subscription": []}[call]
+
+
+@pytest.mark.inv("INV7")
+async def test_a_stray_cursor_that_somebody_attaches_to_is_not_removed_under_it(
+    world: Any, broker: Any, layout: Any, client: RawClient, monkeypatch: Any
+) -> None:
+    """The leader found no record of the subscription and asks for the removal; a queue consumer attaches meanwhile, with
+    initial=latest, and adopts the cursor. Removed then, it would be made again behind what came in between."""
+    segment, records = names(layout)[0], broker.service.records
+    await create(broker, segment, subscriptions={"s": "earliest"})
+    checked, allowed = asyncio.Event(), asyncio.Event()
+    check = records.check_leader
+
+    async def held_up(*arguments: Any) -> None:
+        await check(*arguments)
+        checked.set()
+        await allowed.wait()
+
+    monkeypatch.setattr(records, "check_leader", held_up)
+    removal = asyncio.ensure_future(made(broker).delete_subscription(segment, "s", **LEADER))
+    await checked.wait()
+    monkeypatch.setattr(records, "check_leader", check)
+    attachment = asyncio.ensure_future(client.subscribe(str(segment), "s", SubType.SHARED, permits=10))
+    while await records.subscription(TOPIC, "s") is None:
+        await asyncio.sleep(0)
+    allowed.set()
+    with pytest.raises(NotAllowed, match=f"s is one of {TOPIC}"):
+        await removal
+    await attachment
+    await client.producer(str(segment))
+    await client.store(b"x", 0)
+    assert await client.payloads(1) == [b"x"]
 
 
 async def test_subscription_calls_of_the_port(broker: Any, layout: Any, client: RawClient, world: Any) -> None:

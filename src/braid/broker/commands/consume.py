@@ -84,6 +84,8 @@ async def _subscribe(connection: BrokerConnection, body: messages.CommandSubscri
     resets = body.resets if body.HasField("resets") else None
     has_cursor_of_segment = topic.is_segment and body.durable
     if has_cursor_of_segment:
+        if body.start_message_rollback_duration_sec > 0:
+            raise _not_here(topic, body.subscription, "reset")
         await segments.check_assigned(service, topic, body.subscription, body.consumer_name, resets)
         subscription = await segments.subscribe(
             service,
@@ -282,10 +284,13 @@ def _consumer(connection: BrokerConnection, consumer_id: int) -> Consumer:
 def _check_own(subscription: Subscription, what: str) -> None:
     """A durable subscription of a scalable topic is one thing over all segments, and its order rests on that (INV8)."""
     if subscription.topic.is_segment and subscription.is_durable:
-        raise NotAllowed(
-            f"The subscription {subscription.name} is one of {subscription.topic.name.parent} and is {what} there "
-            "(admin API), not in one segment."
-        )
+        raise _not_here(subscription.topic, subscription.name, what)
+
+
+def _not_here(topic: Topic, subscription: str, what: str) -> NotAllowed:
+    return NotAllowed(
+        f"The subscription {subscription} is one of {topic.name.parent} and is {what} there (admin API), not in one segment."
+    )
 
 
 async def unsubscribe(connection: BrokerConnection, body: messages.CommandUnsubscribe) -> None:
