@@ -93,6 +93,7 @@ HELP_OF = {
         "at": "Where it begins: earliest or latest.",
         "to": "earliest, an age (90m, 12h, 2d), or a time (2026-01-31T12:00:00Z).",
         "force": "Even if it is in use: clients are disconnected.",
+        "consumer": "Name of the consumer, as stats show it.",
         "properties": "Property as key=value; may be repeated, or several separated by commas.",
     },
     "segments": {

@@ -212,6 +212,9 @@ def blocked(why: Blocked, now_ms: int) -> str:
         return f"nobody consumes it{since}"
     if why.kind == "open-transaction":
         return f"{_open_transaction(why)}{since}"
+    if why.kind == "unreadable-record":
+        remedy = "remove-consumer" if "consumer" in detail else "delete-subscription"
+        return f"{str(detail.get('error', 'a record cannot be read')).rstrip('.')}; repair it, or {remedy}{since}"
     return f"{why.kind}{since}"
 
 

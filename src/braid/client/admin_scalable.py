@@ -89,6 +89,12 @@ class ScalableTopics(Calls):
         """Skip the whole backlog of a subscription on all segments."""
         await self._call(ops.SCALABLE_CLEAR_BACKLOG, _subscription_parts(topic, subscription))
 
+    async def remove_consumer(self, topic: str, subscription: str, consumer: str) -> None:
+        """Remove the registration of a consumer that is gone, also one whose record cannot be read; its segments are free at
+        once. One that is connected is refused: close it."""
+        names = {**_subscription_parts(topic, subscription), "consumer": given("consumer", consumer)}
+        await self._call(ops.SCALABLE_REMOVE_CONSUMER, names)
+
 
 class Segments(Calls):
     """Single segments, by their names (`segment://tenant/namespace/orders/0000-7fff-0`): for repairs, and to look closer.

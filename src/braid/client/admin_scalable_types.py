@@ -98,7 +98,7 @@ class Blocked(_Answer, frozen=True):
     """Why a subscription does not go on."""
 
     kind: str
-    """draining-parent, consumer-away, no-consumer, open-transaction."""
+    """draining-parent, consumer-away, no-consumer, open-transaction, unreadable-record."""
     segment: int | None = None
     detail: dict[str, Any] = {}
     since: int = 0

@@ -154,6 +154,7 @@ class ScalableTopics(Blocking[admin_scalable.ScalableTopics]):
     delete_subscription = waited(admin_scalable.ScalableTopics.delete_subscription)
     seek = waited(admin_scalable.ScalableTopics.seek)
     clear_backlog = waited(admin_scalable.ScalableTopics.clear_backlog)
+    remove_consumer = waited(admin_scalable.ScalableTopics.remove_consumer)
 
 
 class Segments(Blocking[admin_scalable.Segments]):

@@ -136,6 +136,16 @@ SCALABLE_CLEAR_BACKLOG = Operation(
     is_destructive=True,
     may_repeat=True,
 )
+SCALABLE_REMOVE_CONSUMER = Operation(
+    "scalable-topics",
+    "remove-consumer",
+    "DELETE",
+    f"{SUBSCRIPTION}/consumers/{{consumer}}",
+    NoneType,
+    "Remove the registration of a consumer that is gone, also one whose record cannot be read.",
+    "orders audit worker-7 --yes",
+    is_destructive=True,
+)
 
 # Segments: what the brokers do to each other's segments. All may be sent again.
 

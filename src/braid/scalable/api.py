@@ -192,7 +192,7 @@ class BlockedBy(msgspec.Struct, frozen=True, kw_only=True):
     """Why a subscription does not go on (settled.md): one element of `blocked_by`."""
 
     kind: str
-    """draining-parent, consumer-away, no-consumer, open-transaction."""
+    """draining-parent, consumer-away, no-consumer, open-transaction, unreadable-record."""
     segment: int | None = None
     detail: dict[str, Any] = {}
     since: int = 0

@@ -180,6 +180,11 @@ class ScalableTopicController(TopicCandidate[Term]):
         """Acknowledge everything there is. Raises SubscriptionNotFound."""
         await (await self._ready()).clear_backlog(name)
 
+    async def remove_consumer(self, subscription: str, consumer: str) -> None:
+        """Remove the registration of a consumer that is not connected, its record readable or not. Raises SubscriptionNotFound,
+        ConsumerNotFound, PreconditionFailed if it is connected."""
+        await (await self._ready()).remove_consumer(subscription, consumer)
+
     # Consumers.
 
     async def register_consumer(

@@ -18,7 +18,18 @@ from typing import Final
 
 import msgspec
 
-from braid.errors import BraidError, Closed, ConsumerBusy, ConsumerDisplaced, InvalidArgument, NotReady, StoreError, invariant
+from braid.errors import (
+    BraidError,
+    Closed,
+    ConsumerBusy,
+    ConsumerDisplaced,
+    ConsumerNotFound,
+    InvalidArgument,
+    NotReady,
+    PreconditionFailed,
+    StoreError,
+    invariant,
+)
 from braid.metadata.api import MetadataStore
 from braid.metadata.claims import StaleLeader
 from braid.metadata.election import Leadership
@@ -43,7 +54,7 @@ from braid.scalable.draining import DrainWatch
 from braid.scalable.members import RETRY_SECONDS, Members
 from braid.scalable.records import TOPICS, RegistrationRecord, SubscriptionMetadata
 from braid.scalable.sessions import ConsumerSession, Registrations, present
-from braid.scalable.subscription_state import SubscriptionState, away, draining, shown_state
+from braid.scalable.subscription_state import SubscriptionState, away, draining, shown_state, unreadable
 
 log = logging.getLogger(__name__)
 MAX_CONSUMER_NAME: Final = 1024
@@ -224,10 +235,7 @@ class SubscriptionCoordinator:
             session = self._sessions.get(consumer_name)
             if session is None or session.handle is not handle:
                 return
-            self._registrations.check_leading()
-            self._members.drop(session)
-            await self._members.remove_leftovers()
-            await self._rebalance()
+            await self._let_go(session)
 
     async def forget(self, consumer_name: str, number: RegistrationNumber) -> None:
         """A consumer that registered with an earlier leader was closed by its client since: its segments are free at once.
@@ -236,10 +244,29 @@ class SubscriptionCoordinator:
             session = self._sessions.get(consumer_name)
             if session is None or session.is_newer_than(number):
                 return
-            self._registrations.check_leading()
-            self._members.drop(session)
-            await self._members.remove_leftovers()
-            await self._rebalance()
+            await self._let_go(session)
+
+    async def remove(self, consumer_name: str) -> None:
+        """An administrator removes a registration that nobody uses, its record readable or not: its segments are free at once.
+        Raises ConsumerNotFound, PreconditionFailed if the consumer is connected, StaleLeader, StoreError."""
+        async with self._act():
+            session = self._sessions.get(consumer_name)
+            if session is not None and session.is_connected:
+                raise PreconditionFailed(
+                    f"The consumer {consumer_name} of subscription {self.name} is connected; it leaves when it is closed."
+                )
+            if session is None and not await self._registrations.has(consumer_name):
+                raise ConsumerNotFound(f"Subscription {self.name} of {self.topic} has no consumer {consumer_name}.")
+            if session is not None:
+                await self._let_go(session)
+            else:
+                await self._registrations.remove(consumer_name)
+
+    async def _let_go(self, session: ConsumerSession) -> None:
+        self._registrations.check_leading()
+        self._members.drop(session)
+        await self._members.remove_leftovers()
+        await self._rebalance()
 
     def _next_number(self) -> RegistrationNumber:
         self._registered += 1
@@ -278,6 +305,7 @@ class SubscriptionCoordinator:
             self.drains.forget()
             # Before any cursor moves no record may name a segment: the next leader would take its ancestors for drained.
             await self._members.remove_leftovers(must=True)
+            await self._registrations.remove_unreadable()
             await self._rebalance(must_save=True)
             taken = {number for each in self._before.values() for number in each}
         if self.has_barrier:  # also of those whose registration is not connected: they may be attached nevertheless
@@ -304,11 +332,12 @@ class SubscriptionCoordinator:
 
     def blocked_by(self) -> list[BlockedBy]:
         """Why it does not go on; empty if nothing holds it up (settled.md)."""
+        passed_over = unreadable(self._registrations.unreadable, self._members.restored_ms)
         if not self._sessions:
-            return [BlockedBy(kind="no-consumer", since=self._members.idle_since_ms)]
+            return [BlockedBy(kind="no-consumer", since=self._members.idle_since_ms), *passed_over]
         since = max(self.record.created_ms, self._reset_ms)
         waits = [draining(each, self._layout, self.drains.left, self._sessions, since) for each in self._holding_up()]
-        return waits + away(self._sessions)
+        return waits + away(self._sessions) + passed_over
 
     def _holding_up(self) -> list[SegmentInfo]:
         """Sealed segments that are not drained and have descendants that wait for them."""

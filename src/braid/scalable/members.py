@@ -38,6 +38,8 @@ class Members:
         """By name."""
         self.idle_since_ms = clock.now_ms()
         """Since when there is nobody, while that is so."""
+        self.restored_ms = clock.now_ms()
+        """When the records were read."""
         self._clock = clock
         self._registrations = registrations
         self._subscription = subscription
@@ -52,6 +54,7 @@ class Members:
 
     def take_over(self, claimed: Mapping[str, RegistrationRecord], now_ms: int) -> None:
         """These are registered, all of them without a connection, and what is left of their grace periods begins."""
+        self.restored_ms = now_ms
         for name, registration in claimed.items():
             session = self.sessions[name] = ConsumerSession(name, registration)
             session.disconnected_ms = registration.absent_since_ms

@@ -8,13 +8,14 @@ decision; the arithmetic of the grace period is here.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
 import msgspec
 
-from braid.errors import NotFound, OutcomeUnknown, StoreError, VersionConflict
+from braid.errors import NotFound, OutcomeUnknown, StoreError, StoreMismatch, VersionConflict
 from braid.metadata.api import ABSENT, MetadataStore, Record, Span
 from braid.metadata.claims import GuardedRecord, StaleLeader
 from braid.metadata.election import Leadership
@@ -24,9 +25,12 @@ from braid.scalable.api import ConsumerHandle, ConsumerRegistration, Registratio
 from braid.scalable.records import TOPICS, RegistrationRecord, consumer_path, consumers_path
 from braid.scalable.records import decode as decode_record
 
+log = logging.getLogger(__name__)
 ABSENT_GRACES: Final = 3
 """Grace periods after which a consumer that no leader has seen is gone, however often the leader changed (hole 15)."""
 ATTEMPTS: Final = 20
+SHOWN_BYTES: Final = 200
+"""Of a record that is removed unread, in the log."""
 WRITES: Final = 16
 """Records written at the same time."""
 
@@ -159,6 +163,9 @@ class Registrations:
     ) -> None:
         """`mark` is the subscription's; a registration with another one was left behind by an earlier subscription of the name,
         because it was written while that was being deleted (INV5). It counts as missing."""
+        self.unreadable: dict[str, StoreMismatch] = {}
+        """Consumers whose records `load` could not read, and why: they have no session until they register anew, which puts a
+        new record in the place of the old one. Nobody else is concerned."""
         self._store = store
         self._leadership = leadership
         self._mark = mark
@@ -166,14 +173,22 @@ class Registrations:
         self._key: Callable[[str], str] = lambda consumer: consumer_path(topic, subscription, consumer, root)
 
     async def load(self) -> dict[str, RegistrationRecord]:
-        """All of them by consumer name, read fresh; what an earlier subscription left behind is removed."""
-        found, foreign = {}, []
+        """All of them by consumer name, read fresh; what an earlier subscription left behind is removed, and what cannot be
+        read is left out and is `unreadable`."""
+        found, foreign, unreadable = {}, [], {}
         async for record in self._store.scan(Span(self._collection), fresh=True):
-            name, registration = decode(record.name), decode_record(RegistrationRecord, record.key, record.value)
+            name = decode(record.name)
+            try:
+                registration = decode_record(RegistrationRecord, record.key, record.value)
+            except StoreMismatch as error:
+                log.warning("the registration of %s is passed over: %s", name, error)
+                unreadable[name] = error
+                continue
             if self._is_foreign(registration):
                 foreign.append(name)
             else:
                 found[name] = registration
+        self.unreadable = unreadable
         for name in foreign:
             await self.remove(name)
         return found
@@ -186,15 +201,24 @@ class Registrations:
             return msgspec.structs.replace(modify(RegistrationRecord() if self._is_foreign(old) else old), mark=self._mark)
 
         for _attempt in range(ATTEMPTS):
+            expected = ABSENT
             try:
                 return await guarded.change(marked)
             except NotFound:
                 self.check_leading()
+            except StoreMismatch as error:
+                stored = await self._store.get(self._key(consumer), fresh=True)
+                if stored is None or _is_readable(stored):
+                    continue
+                self.check_leading()
+                log.warning("the registration of %s is written anew: %s", consumer, error)
+                expected = stored.version
             fresh = msgspec.structs.replace(marked(RegistrationRecord()), leader_epoch=self._leadership.epoch)
             try:
-                await self._store.put(self._key(consumer), msgspec.json.encode(fresh), expected=ABSENT)
+                await self._store.put(self._key(consumer), msgspec.json.encode(fresh), expected=expected)
             except (VersionConflict, OutcomeUnknown):
                 continue  # it is there now, ours or not
+            self.unreadable.pop(consumer, None)
             return fresh
         raise OutcomeUnknown(f"The registration of {consumer} came and went {ATTEMPTS} times; try again.")
 
@@ -223,25 +247,41 @@ class Registrations:
         for _attempt in range(ATTEMPTS):
             record = await self._store.get(self._key(consumer), fresh=True)
             if record is None:
+                self.unreadable.pop(consumer, None)
                 return
-            self._check_epoch(record)
+            if _is_readable(record):
+                self._check_epoch(record)
+            else:
+                log.warning("%s is removed although it cannot be read: %r", record.key, record.value[:SHOWN_BYTES])
             self.check_leading()
             try:
                 await self._store.delete(record.key, expected=record.version)
             except (VersionConflict, OutcomeUnknown):
                 continue
+            self.unreadable.pop(consumer, None)
             return
         raise OutcomeUnknown(f"Whether the registration of {consumer} was removed is unknown; try again.")
 
     async def take_back(self, consumer: str, saved: RegistrationRecord) -> None:
         """Delete a record that is still as we have just written it, whoever leads by now."""
         record = await self._store.get(self._key(consumer), fresh=True)
-        if record is not None and decode_record(RegistrationRecord, record.key, record.value) == saved:
+        if record is not None and record.value == msgspec.json.encode(saved):
             with suppress(VersionConflict):  # somebody else's now
                 await self._store.delete(record.key, expected=record.version)
 
+    async def has(self, consumer: str) -> bool:
+        """Whether there is a record of this name, whatever it says."""
+        return await self._store.get(self._key(consumer), fresh=True) is not None
+
     async def remove_all(self) -> None:
+        """All of them, readable or not."""
         for consumer in await self.load():
+            await self.remove(consumer)
+        await self.remove_unreadable()
+
+    async def remove_unreadable(self) -> None:
+        """Those that cannot be read. What they assign is not known, so nobody may find them after a reset (INV8)."""
+        for consumer in sorted(self.unreadable):
             await self.remove(consumer)
 
     def _is_foreign(self, registration: RegistrationRecord) -> bool:
@@ -257,3 +297,11 @@ class Registrations:
         if stored > self._leadership.epoch:
             self._leadership.step_down()
             raise StaleLeader(f"{record.key} was claimed by a leader of epoch {stored}, above our {self._leadership.epoch}.")
+
+
+def _is_readable(record: Record) -> bool:
+    try:
+        decode_record(RegistrationRecord, record.key, record.value)
+    except StoreMismatch:
+        return False
+    return True

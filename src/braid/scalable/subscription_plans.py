@@ -266,6 +266,7 @@ class SubscriptionPlans:
                 registrations = self._registrations(name, record)
                 epoch = self._layout().epoch
                 await registrations.save_all({consumer: given(epoch, ()) for consumer in await registrations.load()})
+                await registrations.remove_unreadable()
         async with step(f"{called}:reset"):
             await each(self._all(), reset)
         async with step(f"{called}:finish"):

@@ -6,15 +6,19 @@ Pure functions over a coordinator's memory; the shapes are those of the REST ans
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
+from braid.errors import StoreMismatch
 from braid.model.layout import SegmentLayout
 from braid.model.segments import SegmentInfo
 from braid.scalable.api import BlockedBy, SegmentBacklog
 from braid.scalable.records import SubscriptionKind
 from braid.scalable.sessions import ConsumerSession
+
+UNREADABLE: Final = "unreadable-record"
+"""Kind of what holds up somebody whose record cannot be read; its error names the record."""
 
 
 class ConsumerState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -85,4 +89,12 @@ def away(sessions: Mapping[str, ConsumerSession]) -> list[BlockedBy]:
         )
         for name, each in sorted(sessions.items())
         if not each.is_connected and each.segments
+    ]
+
+
+def unreadable(records: Mapping[str, StoreMismatch], since_ms: int) -> list[BlockedBy]:
+    """Registrations that were passed over because their records cannot be read: their consumers have no segments."""
+    return [
+        BlockedBy(kind=UNREADABLE, detail={"consumer": name, "error": error.message}, since=since_ms)
+        for name, error in sorted(records.items())
     ]

@@ -12,7 +12,16 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeVar
 
-from braid.errors import BraidError, Conflict, InvariantBroken, KindConflict, LedElsewhere, NotReady, TopicNotFound
+from braid.errors import (
+    BraidError,
+    Conflict,
+    InvariantBroken,
+    KindConflict,
+    LedElsewhere,
+    NotReady,
+    SubscriptionNotFound,
+    TopicNotFound,
+)
 from braid.metadata.claims import StaleLeader
 from braid.metadata.election import Leadership
 from braid.model.layout import SegmentLayout
@@ -280,6 +289,17 @@ class Term:
         await self.operate(
             f"clear-backlog of subscription {name}", lambda: self._plans.clear_backlog(name), lambda _nothing: ""
         )
+
+    async def remove_consumer(self, subscription: str, consumer: str) -> None:
+        async def body() -> None:
+            coordinator = self.coordinators.get(subscription)
+            if coordinator is None or coordinator.is_closed:
+                raise SubscriptionNotFound(
+                    f"{self.work.topic} has no subscription {subscription} whose consumers register; see its stats."
+                )
+            await coordinator.remove(consumer)
+
+        await self.operate(f"removal of consumer {consumer} from subscription {subscription}", body, lambda _nothing: "")
 
     def _children_of(self, segment_id: int) -> str:
         layout = self.work.layout

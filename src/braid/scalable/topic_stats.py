@@ -20,6 +20,7 @@ from braid.scalable.api import BlockedBy, SegmentOps, SegmentStats
 from braid.scalable.coordinator import SubscriptionCoordinator
 from braid.scalable.plans import each
 from braid.scalable.records import ScalableTopicMetadata, SubscriptionMetadata, decode, subscriptions_path
+from braid.scalable.subscription_state import UNREADABLE
 
 
 async def topic_stats(
@@ -118,7 +119,7 @@ def _held_up(name: str, measured: Mapping[int, SegmentStats]) -> list[BlockedBy]
 
 
 def _unreadable(name: str, error: StoreMismatch, measured: Mapping[int, SegmentStats | None]) -> dict[str, Any]:
-    """A subscription whose record only a newer version understands: nobody looks after it here."""
+    """A subscription whose record cannot be read (a newer version may): nobody looks after it here."""
     return {
         "type": "UNKNOWN",
         "state": "UNKNOWN",
@@ -128,5 +129,5 @@ def _unreadable(name: str, error: StoreMismatch, measured: Mapping[int, SegmentS
         "consumerCount": 0,
         "connectedConsumers": 0,
         "consumers": {},
-        "blocked_by": [],
+        "blocked_by": msgspec.to_builtins([BlockedBy(kind=UNREADABLE, detail={"error": error.message})]),
     }

@@ -15,6 +15,7 @@ import msgspec
 
 from braid import __version__
 from braid.model.names import MAX_NEW_LENGTH
+from braid.scalable.coordinator import MAX_CONSUMER_NAME
 from braid.web.calls import JSON_TYPE, MAX_INT64, MAX_REPEATED, PLAIN_TYPE, Call, Query
 
 Json = dict[str, Any]
@@ -29,6 +30,7 @@ PARTS: dict[str, tuple[Json, str]] = {
     "namespace": (_WORD, "Name of a namespace inside its tenant: letters, digits and - = : . _"),
     "topic": (_NAME | {"maxLength": 2000}, "Name of a topic inside its namespace, percent-encoded"),
     "subscription": (_NAME | {"maxLength": MAX_NEW_LENGTH}, "Name of a subscription, percent-encoded"),
+    "consumer": (_NAME | {"maxLength": MAX_CONSUMER_NAME}, "Name of a registered consumer, percent-encoded"),
     "descriptor": (_NAME, "Hash range and id of a segment, such as 0000-7fff-3; persistent: the topic itself stores one"),
     "segment": (_NUMBER, "Id of a segment"),
     "other": (_NUMBER, "Id of another segment"),

@@ -172,3 +172,10 @@ def _subscriptions(calls: Calls) -> None:
         """Acknowledge everything for a subscription on all segments."""
         name = ask.subscription
         await (await leader(ask)).clear_backlog(name)
+
+    @calls.delete(f"{SUBSCRIPTION}/consumers/{{consumer}}", owner=True)
+    async def remove_consumer(ask: Ask) -> None:
+        """Remove the registration of a consumer that is gone, also one whose record cannot be read; its segments are free at
+        once. 412 if the consumer is connected."""
+        name, consumer = ask.subscription, ask.text("consumer")
+        await (await leader(ask)).remove_consumer(name, consumer)

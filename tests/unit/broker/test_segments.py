@@ -821,8 +821,9 @@ async def test_a_stray_cursor_that_somebody_attaches_to_is_not_removed_under_it(
     await checked.wait()
     monkeypatch.setattr(records, "check_leader", check)
     attachment = asyncio.ensure_future(client.subscribe(str(segment), "s", SubType.SHARED, permits=10))
-    while await records.subscription(TOPIC, "s") is None:
-        await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        while await records.subscription(TOPIC, "s") is None:  # noqa: ASYNC110 - it is a record
+            await asyncio.sleep(0)
     allowed.set()
     with pytest.raises(NotAllowed, match=f"s is one of {TOPIC}"):
         await removal

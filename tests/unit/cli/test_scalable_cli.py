@@ -87,6 +87,8 @@ def test_a_topic_from_creation_to_deletion(run: Run) -> None:
     done(run("scalable-topics", "seek", "orders", "billing", "2h", "--yes"))
     done(run("scalable-topics", "seek", "orders", "billing", "earliest", "--yes"))
     done(run("scalable-topics", "clear-backlog", "orders", "billing", "--yes"))
+    missing = run("scalable-topics", "remove-consumer", "orders", "billing", "worker-7", "--yes")
+    assert missing.code == 1 and "has no consumer worker-7" in missing.err
     done(run("scalable-topics", "delete-subscription", "orders", "billing", "--yes"))
     segment = "segment://public/default/orders/4000-ffff-4"
     assert done(run("segments", "subscriptions", segment)) == "audit\n"

@@ -31,7 +31,7 @@ async def admin(broker: BackgroundBroker) -> AsyncIterator[AdminClient]:
 @pytest.mark.req("R468-85")
 def test_the_surface() -> None:
     topics = {"list", "create", "get_metadata", "get_stats", "delete", "split_segment", "merge_segments"}
-    topics |= {"create_subscription", "delete_subscription", "seek", "clear_backlog"}
+    topics |= {"create_subscription", "delete_subscription", "seek", "clear_backlog", "remove_consumer"}
     assert topics == {name for name in vars(ScalableTopics) if not name.startswith("_")}
     assert {"create", "terminate", "delete"} <= {name for name in vars(Segments) if not name.startswith("_")}
 
@@ -124,6 +124,7 @@ async def test_refusals_have_a_class_and_a_status(admin: AdminClient) -> None:
         (topics.merge_segments("refusing", 0, 2), PreconditionFailed, 412),
         (topics.merge_segments("refusing", 1, 1), PreconditionFailed, 412),
         (topics.clear_backlog("refusing", "nobody"), NotFound, 404),
+        (topics.remove_consumer("refusing", "nobody", "c"), NotFound, 404),
         (topics.list("public/nowhere"), NotFound, 404),
     ):
         with pytest.raises(kind) as refused:

@@ -24,6 +24,7 @@ from tests.unit.scalable.fakes import (
 
 from braid.errors import (
     BraidError,
+    ConsumerNotFound,
     KindConflict,
     NotReady,
     OutcomeUnknown,
@@ -38,6 +39,7 @@ from braid.scalable.config import ScalableConfig
 from braid.scalable.records import (
     RegistrationRecord,
     ScalableTopicMetadata,
+    SubscriptionChange,
     SubscriptionMetadata,
     consumer_path,
     consumers_path,
@@ -528,3 +530,101 @@ def test_refusals_say_what_to_do() -> None:
             await broker.do(lambda service: service.register_queue_subscription(TOPIC, "late", "latest"))
 
     simulate(main, config=ScalableConfig(max_segments_per_topic=2))
+
+
+NONSENSE = [b'{"segments":"x"}', b"[]", b"{", b'{"epoch":1e99}', b"\xff\x00", b'{"segments":[0,"1"]}', b'{"mark":7}']
+
+
+@pytest.mark.inv("INV15")
+@pytest.mark.parametrize("value", NONSENSE)
+def test_a_registration_that_cannot_be_read_costs_nobody_else_anything(value: bytes) -> None:
+    async def main(world: World) -> None:
+        first, second = await brokers_with_topic(world, 2, segments=1)
+        await register(first)
+        odd = consumer_path(TOPIC, "sub", "odd")
+        await world.store.put(odd, value, expected=ABSENT)
+        first.die()
+        await until_led_by(world, second)
+        told = await register(second)
+        assert told.segments == {0}
+        await split(second, 0)
+        controller = await controller_of(second)
+        stats = (await second.do(lambda _service: controller.stats()))["subscriptions"]["sub"]
+        [held_up] = [each for each in stats["blocked_by"] if each["kind"] == "unreadable-record"]
+        assert held_up["detail"]["consumer"] == "odd"
+        assert odd in held_up["detail"]["error"]
+        with pytest.raises(PreconditionFailed, match="connected"):
+            await second.do(lambda _service: controller.remove_consumer("sub", "c"))
+        await second.do(lambda _service: controller.remove_consumer("sub", "odd"))
+        assert [each.name for each in await world.records(consumers_path(TOPIC, "sub"))] == ["c"]
+        stats = (await second.do(lambda _service: controller.stats()))["subscriptions"]["sub"]
+        assert "unreadable-record" not in {each["kind"] for each in stats["blocked_by"]}
+        with pytest.raises(ConsumerNotFound, match="odd"):
+            await second.do(lambda _service: controller.remove_consumer("sub", "odd"))
+        with pytest.raises(SubscriptionNotFound, match="other"):
+            await second.do(lambda _service: controller.remove_consumer("other", "odd"))
+
+    simulate(main)
+
+
+def test_the_consumer_of_a_record_that_cannot_be_read_registers_anew() -> None:
+    async def main(world: World) -> None:
+        first, second = await brokers_with_topic(world, 2, segments=2)
+        await register(first)
+        await register(first, consumer="odd")
+        odd = consumer_path(TOPIC, "sub", "odd")
+        await world.store.put(odd, b'{"segments":"x"}')
+        first.die()
+        await until_led_by(world, second)
+        assert (await register(second)).segments == {0, 1}
+        assert len((await register(second, consumer="odd")).segments) == 1
+        controller = await controller_of(second)
+        stats = (await second.do(lambda _service: controller.stats()))["subscriptions"]["sub"]
+        assert stats["blocked_by"] == []
+        record = await world.store.get(odd, fresh=True)
+        assert record is not None
+        assert len(decode(RegistrationRecord, odd, record.value).segments) == 1
+        # Spoilt while it leads: what the leader knows is written again with the next change.
+        await world.store.put(odd, b"[]")
+        await split(second, 0)
+        await split(second, 1)
+        await asyncio.sleep(60)
+        record = await world.store.get(odd, fresh=True)
+        assert record is not None
+        assert set(decode(RegistrationRecord, odd, record.value).segments) <= {1, 3, 4, 5, 2}
+        await world.store.put(odd, b"[]")
+        await second.do(lambda _service: controller.delete_subscription("sub"))
+        assert await world.records(f"{topic_path(TOPIC)}/subscriptions") == []
+        assert await world.records(consumers_path(TOPIC, "sub")) == []
+
+    simulate(main)
+
+
+@pytest.mark.inv("INV8")
+@pytest.mark.parametrize("has_coordinator", [True, False])
+def test_a_seek_removes_what_cannot_be_read(has_coordinator: bool) -> None:
+    """Repaired afterwards, or read by a newer version, it would prove that what it assigned may be read."""
+
+    async def main(world: World) -> None:
+        first, second = await brokers_with_topic(world, 2, segments=1)
+        await register(first)
+        odd = consumer_path(TOPIC, "sub", "odd")
+        if has_coordinator:
+            await world.store.put(odd, b"[]", expected=ABSENT)
+            first.die()
+            await until_led_by(world, second)
+            controller = await controller_of(second)
+            await second.do(lambda _service: controller.seek("sub", 0))
+        else:
+            key = subscription_path(TOPIC, "sub")
+            record = await world.store.get(key, fresh=True)
+            assert record is not None
+            change = SubscriptionChange(kind="seek", operation_id="interrupted")
+            found = msgspec.structs.replace(decode(SubscriptionMetadata, key, record.value), pending=change)
+            first.die()
+            await world.store.put(key, msgspec.json.encode(found))
+            await world.store.put(odd, b"[]", expected=ABSENT)
+            await until_led_by(world, second)
+        assert [each.name for each in await world.records(consumers_path(TOPIC, "sub"))] == ["c"]
+
+    simulate(main)

@@ -11,7 +11,9 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from braid.model.names import TopicName
 from braid.scalable.config import ScalableConfig
+from braid.scalable.records import consumer_path
 from braid.testing.broker import BackgroundBroker
 from braid.testing.raw_client import RawClient
 from braid.web.config import StandaloneConfig
@@ -379,6 +381,7 @@ def test_what_is_done_to_a_namespace_is_done_to_its_scalable_topics(http: httpx.
 def test_a_broker_without_scalable_topics_refuses_all_of_it() -> None:
     config = StandaloneConfig(scalable_topics=ScalableConfig(enabled=False))
     good = {"tenant": "public", "namespace": "default", "topic": "t", "subscription": "s", "descriptor": "0000-ffff-0"}
+    good["consumer"] = "c"
     with BackgroundBroker(config=config) as off, httpx.Client(base_url=off.http_url) as http:
         paths = http.get("/openapi.json").json()["paths"]
         asked = 0
@@ -389,7 +392,7 @@ def test_a_broker_without_scalable_topics_refuses_all_of_it() -> None:
                 where = path.format(**good, segment="0", other="1") + ("?timestamp=0" if path.endswith("/seek") else "")
                 refused(http.request(method.upper(), where), 405, "scalable_topics.enabled")
                 asked += 1
-        assert asked == 22
+        assert asked == 23
         refused(http.get("/lookup/v2/topic/topic/public/default/t"), 405)
         refused(http.get("/lookup/v2/topic/segment/public/default/t%2F0000-ffff-0"), 405)
         assert http.put("/admin/v2/persistent/public/default/t").status_code == 204
@@ -397,3 +400,28 @@ def test_a_broker_without_scalable_topics_refuses_all_of_it() -> None:
         assert http.put("/admin/v2/namespaces/public/plain", json={}).status_code == 204
         assert http.post("/admin/v2/namespaces/public/plain/clearBacklog").status_code == 204
         assert http.delete("/admin/v2/namespaces/public/plain?force=true").status_code == 204
+
+
+def test_a_registration_that_cannot_be_read_is_shown_and_removed(
+    http: httpx.Client, topic: str, broker: BackgroundBroker
+) -> None:
+    consumer, local = "c/1 %é", topic.rpartition("/")[2]
+    key = consumer_path(TopicName.parse(f"topic://public/default/{local}"), "s", consumer)
+
+    async def spoil() -> None:
+        handle = broker.broker.standalone.metadata.handle("somebody")
+        await handle.put(key, b'{"segments":"x"}')
+        await handle.close()
+
+    broker.run(spoil())
+    assert http.put(f"{topic}/subscriptions/s", params={"type": "STREAM"}).status_code == 204
+    found = http.get(f"{topic}/stats").json()["subscriptions"]["s"]["blocked_by"]
+    [held] = [each for each in found if each["kind"] == "unreadable-record"]
+    assert held["detail"]["consumer"] == consumer and key in held["detail"]["error"]
+    assert http.post(f"{topic}/split/0").status_code == 204
+    path = f"{topic}/subscriptions/s/consumers/{quote(consumer, safe='')}"
+    assert http.delete(path).status_code == 204
+    found = http.get(f"{topic}/stats").json()["subscriptions"]["s"]["blocked_by"]
+    assert "unreadable-record" not in {each["kind"] for each in found}
+    refused(http.delete(path), 404, "no consumer")
+    refused(http.delete(path.replace("/s/", "/none/")), 404, "no subscription")
