@@ -243,3 +243,24 @@ def test_nohup_is_respected(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("topic", ["persistent://public/default/orders", "topic://public/default/orders"])
+def test_what_nobody_has_read_outlives_restarts(tmp_path: Path, number: signal.Signals, topic: str) -> None:
+    """As a user does it: produce, end the broker, start it again, produce one more, consume from the beginning."""
+
+    def braid(url: str, *arguments: str) -> str:
+        command = [sys.executable, "-m", "braid.cli.main", *arguments, "--url", url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    for count in ("1000", "1"):
+        process = Process(tmp_path)
+        braid(process.service_url, "produce", topic, "-n", count)
+        process.end(number)
+    process = Process(tmp_path)
+    told = braid(process.service_url, "consume", topic, "-s", "late", "--from", "earliest", "-q", "--count", "1001")
+    process.end(signal.SIGTERM)
+    assert "received 1,001 messages" in told

@@ -182,3 +182,16 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "Client version prefixes, by comma, that are told the end of a terminated topic; others would drop the connection"
         ),
     ] = "Pulsar-Java,pulsar-rs,Braid"
+
+
+class RetentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Section `[retention]`."""
+
+    unread_minutes: Annotated[
+        int,
+        setting(
+            "Keep messages of a topic without any subscription this long, unless a retention policy says otherwise; 0 = delete "
+            "them as if they were acknowledged (Pulsar's rule), -1 = keep them for ever",
+            ge=-1,
+        ),
+    ] = 10_080

@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
-from braid.broker.config import BrokerConfig
+from braid.broker.config import BrokerConfig, RetentionConfig
 from braid.errors import AlreadyExists, Conflict, InvalidArgument, NotFound, TopicNotFound, VersionConflict
+from braid.managedledger.retention import Limits
 from braid.metadata.api import ABSENT, MetadataStore, Record, Span
 from braid.model.bundles import Bundle, boundaries_of, from_boundaries, split, split_evenly
 from braid.model.names import NamespaceName, TopicName
@@ -26,6 +27,7 @@ _PARTITIONED = "/admin/partitioned-topics"
 _CLUSTERS = "/admin/clusters"
 NAMESPACES = _NAMESPACES
 """Below it are the policies of every namespace, for watching."""
+DEFAULT_RETENTION = RetentionConfig()
 UNSTATED_BUNDLES = split_evenly(4)
 """Of a namespace whose record is older than bundles."""
 
@@ -66,11 +68,14 @@ class BundlesData(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class Policies:
     """The policies of one namespace, as stored."""
 
-    def __init__(self, values: Json, broker: BrokerConfig, version: int = 0) -> None:
+    def __init__(
+        self, values: Json, broker: BrokerConfig, version: int = 0, retention: RetentionConfig = DEFAULT_RETENTION
+    ) -> None:
         self.values = values
         self.version = version
         """Of the record; differs when the policies do."""
         self._broker = broker
+        self._retention = retention
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
@@ -90,6 +95,18 @@ class Policies:
                 retention_time_in_minutes=self._broker.retention_minutes, retention_size_in_mb=self._broker.retention_mb
             )
         return msgspec.convert(stored, RetentionPolicies)
+
+    @property
+    def limits(self) -> Limits:
+        """How long logs keep what nobody needs. The rule for topics without a subscription is a default: whatever the namespace
+        or the broker's settings say of retention wins."""
+        retention = self.retention
+        is_stated = self.values.get("retention_policies") is not None or retention != RetentionPolicies()
+        return Limits(
+            retention.retention_time_in_minutes,
+            retention.retention_size_in_mb,
+            0 if is_stated else self._retention.unread_minutes,
+        )
 
     @property
     def auto_topic_creation(self) -> AutoTopicCreation:
@@ -114,9 +131,10 @@ class Policies:
 class Namespaces:
     """Reads and writes tenants, namespaces and partitioned-topic records."""
 
-    def __init__(self, store: MetadataStore, config: BrokerConfig) -> None:
+    def __init__(self, store: MetadataStore, config: BrokerConfig, retention: RetentionConfig = DEFAULT_RETENTION) -> None:
         self._store = store
         self._config = config
+        self._retention = retention
 
     async def bootstrap(self) -> None:
         """Make the cluster and the public and system namespaces of a fresh installation."""
@@ -195,7 +213,7 @@ class Namespaces:
         record = await self._store.get(_namespace_key(name), fresh=fresh)
         if record is None:
             raise TopicNotFound(f"The namespace {name} does not exist; create it, or check the spelling.")
-        return Policies(_public(_decode(record)), self._config, record.version)
+        return Policies(_public(_decode(record)), self._config, record.version, self._retention)
 
     async def split_bundle(self, name: NamespaceName, bundle: Bundle) -> None:
         """Replace a bundle by its halves. Raises NotFound if the namespace does not have it (any more)."""

@@ -21,7 +21,7 @@ from braid.errors import AlreadyExists, BraidError, TopicNotFound
 from braid.model.names import NamespaceName, TopicName, check_new_topic
 from braid.model.routing import Routing
 from braid.runtime.tasks import Tasks
-from braid.scalable.api import SegmentOps
+from braid.scalable.api import Retention, SegmentOps
 from braid.scalable.controller import ScalableTopicController
 from braid.scalable.dag_watch import DagWatches
 from braid.scalable.namespace_watch import NamespaceWatches
@@ -61,7 +61,7 @@ class ScalableTopics(TopicCatalog):
             config,
             segments,
             broker_id=lambda: self.ownership.broker_id,
-            retention_minutes=self._retention_minutes,
+            retention=self._retention,
             owns=self._owns,
             partitions=self.regular_partitions,
         )
@@ -108,8 +108,9 @@ class ScalableTopics(TopicCatalog):
 
     # What the parts ask.
 
-    async def _retention_minutes(self, namespace: NamespaceName) -> int:
-        return (await self.namespaces.policies(namespace)).retention.retention_time_in_minutes
+    async def _retention(self, namespace: NamespaceName) -> Retention:
+        limits = (await self.namespaces.policies(namespace)).limits
+        return Retention(limits.minutes, limits.unread_minutes)
 
     def _owns(self, topic: TopicName) -> bool:
         return self.ownership.owns(topic)

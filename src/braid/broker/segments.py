@@ -235,6 +235,9 @@ class LocalSegments:
             is_terminated=last is not None,
             end=None if last is None else SegmentEnd(topic.log.last_index + 1, *last),
             blocked_by={name: tuple(held) for name, each in subscriptions.items() if (held := held_up_by(topic, each))},
+            undecided=len(topic.transactions.open_transactions()),
+            last_append_ms=topic.log.last_append_ms,
+            next_trim=topic.log.next_trim(),
         )
 
     # Transactions.

@@ -16,8 +16,8 @@ from itertools import islice
 
 from braid import __version__
 from braid.broker.budget import PublishBudget, ReadBudget
-from braid.broker.config import BrokerConfig
-from braid.broker.namespaces import Namespaces
+from braid.broker.config import BrokerConfig, RetentionConfig
+from braid.broker.namespaces import DEFAULT_RETENTION, Namespaces
 from braid.broker.ownership import BundleUnloading, OwnedElsewhere, Ownership
 from braid.broker.policy_watch import PolicyWatch
 from braid.broker.rates import MAX_SAMPLED_TOPICS, SAMPLE_SECONDS, Rates
@@ -69,8 +69,9 @@ class BrokerService(ScalableTopics):
         *,
         scalable: ScalableConfig = DEFAULT_SCALABLE,
         transactions: TransactionConfig = DEFAULT_TRANSACTIONS,
+        retention: RetentionConfig = DEFAULT_RETENTION,
     ) -> None:
-        super().__init__(Namespaces(metadata, config), logs, TopicRecords(metadata), has_scalable=scalable.enabled)
+        super().__init__(Namespaces(metadata, config, retention), logs, TopicRecords(metadata), has_scalable=scalable.enabled)
         self.runtime = runtime
         self.config = config
         self.metadata = metadata
@@ -98,6 +99,8 @@ class BrokerService(ScalableTopics):
         """Answered with an address, over either protocol."""
         self.lookup_redirects = 0
         """Of these: sent to another broker."""
+        self.unread_bytes = 0
+        """Bytes of loaded topics that are kept only because no subscription has read them, at the last look."""
         self.service_url = ""
         """What lookups answer; set when the listener is open."""
 
@@ -229,15 +232,15 @@ class BrokerService(ScalableTopics):
             raise NotReady(f"What is stored of {name} belongs to an earlier topic of that name; it is being replaced.")
         topic = Topic(self, name)
         properties = None if incarnation is None else {INCARNATION: incarnation}
-        retention = policies.retention
         try:
             managed = await self.logs.open(
                 name.managed_ledger_name,
                 topic,
                 create=not is_known,
                 properties=properties,
-                retention_minutes=retention.retention_time_in_minutes,
-                retention_mb=retention.retention_size_in_mb,
+                limits=policies.limits,
+                readable=lambda: EARLIEST,  # until the topic knows its transactions
+                trim_guard=None if incarnation is None else partial(self._may_trim, name),
             )
         except TopicNotFound:
             raise TopicNotFound(f"The topic {name} does not exist; it was deleted a moment ago.") from None
@@ -246,8 +249,6 @@ class BrokerService(ScalableTopics):
                 await self.check_created(name, properties)
             elif not managed.infos and name.domain is Domain.PERSISTENT:
                 await self.check_unused(name)
-            if incarnation is not None:
-                managed.trim_guard = partial(self._may_trim, name)
             await topic.opened(managed, deduplicate=policies.deduplication)
             if incarnation is not None and not is_known:
                 # Before the first message: a subscription of the topic must not depend on who attaches first (INV7).
@@ -380,8 +381,7 @@ class BrokerService(ScalableTopics):
         policies = await self.namespaces.policies(namespace)
         topics = [each for each in self.topics.values() if each.name.namespace == namespace and not each.is_closing]
         for topic in topics:  # first for all: the next step may fail for one
-            topic.log.retention_minutes = policies.retention.retention_time_in_minutes
-            topic.log.retention_mb = policies.retention.retention_size_in_mb
+            topic.log.limits = policies.limits
         for topic in topics:
             if not topic.is_closing:
                 await topic.set_deduplication(policies.deduplication)
@@ -399,14 +399,21 @@ class BrokerService(ScalableTopics):
     async def _trim_loop(self) -> None:
         while True:
             await self.runtime.clock.sleep(self.config.retention_check_seconds)
-            for topic in list(self.topics.values()):
-                if topic.is_closing:
-                    continue
-                try:
-                    topic.log.roll_if_needed()
-                    await topic.log.trim()
-                except BraidError as error:
-                    log.warning("trimming %s failed: %s", topic.name, error)
+            await self.trim()
+
+    async def trim(self) -> None:
+        """Trim the loaded topics and add up what they keep only because nobody has read it."""
+        unread = 0
+        for topic in list(self.topics.values()):
+            if topic.is_closing:
+                continue
+            try:
+                topic.log.roll_if_needed()
+                await topic.log.trim()
+            except BraidError as error:
+                log.warning("trimming %s failed: %s", topic.name, error)
+            unread += topic.log.next_trim().unread_bytes
+        self.unread_bytes = unread
 
 
 def _is_in(name: TopicName, namespace: NamespaceName, bundle: Bundle) -> bool:

@@ -105,6 +105,7 @@ class Topic(TopicProducers):
             str(self.name), managed, shared.store, shared.decisions, self.clock, self.tasks, self._more_readable
         )
         await self.transactions.recover()
+        managed.readable = lambda: self.transactions.max_read_position
         managed.last_shown = partial(last_shown, self)
         managed.on_trimmed = self._trimmed
         for name, cursor in managed.cursors.items():
@@ -112,6 +113,7 @@ class Topic(TopicProducers):
                 self.subscriptions[name] = Subscription(self, name, cursor, is_durable=True)
         await recover_all(shared.store, str(self.name), self._pending_acks(), managed.check_owner, self.tasks, self.clock)
         await self.set_deduplication(deduplicate)
+        managed.request_trim()  # now it is known what transactions need
 
     async def set_deduplication(self, enabled: bool) -> None:
         """Turn deduplication on or off for all producers of this topic; takes effect at once."""

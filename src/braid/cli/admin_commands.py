@@ -116,6 +116,7 @@ SPECIAL: Mapping[tuple[str, str], Work] = {
     ("topics", "delete"): admin_work.delete_topics,
     ("subscriptions", "peek"): admin_work.peek,
     ("brokers", "drain"): admin_work.drain,
+    ("brokers", "health"): admin_work.health,
     ("scalable-topics", "split-segment"): admin_work.split_segment,
     ("scalable-topics", "merge-segments"): admin_work.merge_segments,
 }

@@ -23,6 +23,7 @@ from braid.client.admin_types import (
     TopicStats,
 )
 from braid.client.messages import MessageId
+from braid.model.retention import NextTrim
 from braid.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ def _scalars(value: msgspec.Struct) -> list[tuple[str, Any]]:
     for field in msgspec.structs.fields(value):
         cell = getattr(value, field.name)
         if field.name.endswith(("_time_stamp", "_timestamp")) and isinstance(cell, int):
-            cell = datetime.fromtimestamp(cell / 1000, UTC).isoformat(timespec="seconds") if cell > 0 else None
+            cell = iso_seconds(cell) if cell > 0 else None
         if not isinstance(cell, dict | msgspec.Struct) and not (isinstance(cell, list) and cell and _is_record(cell[0])):
             found.append((field.name.replace("_", " "), cell))
     return found
@@ -216,7 +217,7 @@ def _is_record(value: Any) -> bool:
 
 def _topic(stats: TopicStats) -> Iterable[RenderableType]:
     rows: list[tuple[Any, ...]]
-    yield pairs(row for row in _scalars(stats) if row[0] != "publishers")
+    yield pairs([*(row for row in _scalars(stats) if row[0] != "publishers"), ("deleted next", next_trim(stats.next_trim))])
     if isinstance(stats, PartitionedTopicStats) and stats.partitions:
         rows = [
             (name, each.owner_broker, each.msg_rate_in, each.msg_rate_out, backlog(each), each.storage_size)
@@ -236,6 +237,27 @@ def _topic(stats: TopicStats) -> Iterable[RenderableType]:
             for each in stats.publishers
         ]
         yield table(("producer", "address", "client", "in/s", "access"), rows, "Producers")
+
+
+def next_trim(found: NextTrim) -> str:
+    """What is deleted next, when and by which rule, as one cell."""
+    if found.rule == "newest":
+        return "nothing: only the newest ledger is left"
+    count = f"{found.entries:,} entries" if found.messages is None else f"{found.messages:,} messages"
+    if found.rule == "needed":
+        return f"{count}, once no subscription and no open transaction needs them"
+    when = "never" if found.at_ms is None else f"after {iso_seconds(found.at_ms)}"
+    why = {
+        "unread": f"{when}; no subscription has read them",
+        "time": f"{when}, by policy",
+        "size": "when the topic is larger than its policy allows",
+    }
+    return f"{count}, {why.get(found.rule, 'at the next look: nobody needs them')}"
+
+
+def iso_seconds(ms: int) -> str:
+    """A time for people."""
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds")
 
 
 def _held_up(stats: TopicStats) -> Iterable[RenderableType]:

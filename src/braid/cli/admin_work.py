@@ -66,6 +66,15 @@ async def peek(client: AdminClient, topic: str, subscription: str, *, position: 
     return found
 
 
+async def health(client: AdminClient, *, broker: str | None = None) -> str:
+    """Whether a broker can work, and what should be looked at although it can."""
+    answer = await client.brokers.health(broker=broker)
+    with suppress(NotFound):  # an older broker has no warnings
+        for text in await client.brokers.warnings(broker=broker):
+            note(f"warning: {text}")
+    return answer
+
+
 async def drain(client: AdminClient, broker: str) -> None:
     """Let a broker give everything away, and say how far it is until it has nothing left."""
     clock = SystemClock()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from braid.cli.admin_output import BACKLOG, console, pairs, table
+from braid.cli.admin_output import BACKLOG, console, next_trim, pairs, table
 from braid.cli.output import printable
 from braid.client.admin_scalable_types import Blocked, ScalableTopicInfo, ScalableTopicStats, SegmentNode, SegmentSummary
 from braid.model.hashranges import MAX_HASH
@@ -52,8 +52,11 @@ def stats_parts(found: ScalableTopicStats, now_ms: int) -> Iterator[RenderableTy
             ("under way", None if pending is None else pending.kind),
         ]
     )
-    rows = [(number, _state(each.state, each), each.name, *_load(each)) for number, each in sorted(found.segments.items())]
-    yield table(("segment", "state", "name", *LOAD), rows[:MAX_ROWS], "Segments")
+    rows = [
+        (number, _state(each.state, each), each.name, *_load(each), next_trim(each.next_trim) if each.is_reachable else None)
+        for number, each in sorted(found.segments.items())
+    ]
+    yield table(("segment", "state", "name", *LOAD, "deleted next"), rows[:MAX_ROWS], "Segments")
     yield from warnings(found)
     yield from subscription_tables(found, now_ms)
 

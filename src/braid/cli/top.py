@@ -17,9 +17,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 from braid.cli.admin_output import backlog, console, print_tables, show, table
+from braid.cli.output import printable
 from braid.client.admin import AdminClient
 from braid.client.admin_types import TopicStats
-from braid.errors import BraidError, ConfigError, ConnectFailed
+from braid.errors import BraidError, ConfigError, ConnectFailed, NotFound
 from braid.model.names import NamespaceName
 from braid.runtime.clock import Clock, SystemClock
 
@@ -81,6 +82,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     topics: list[TopicRow]
     """The first ones in the chosen order."""
     total_topics: int
+    warnings: list[str]
+    """What the brokers want looked at."""
 
 
 class _Seen(msgspec.Struct, frozen=True):
@@ -89,6 +92,7 @@ class _Seen(msgspec.Struct, frozen=True):
     state: str
     bundles: int
     topics: dict[str, TopicStats]
+    warnings: list[str]
 
 
 SORTS: dict[str, Callable[[TopicRow], Any]] = {
@@ -178,7 +182,8 @@ class Watcher:
         self._before_at = now
         topics = sorted((row for each in rows.values() for row in each), key=SORTS[self._options.sort])
         brokers = [_broker_row(name, seen[name], rows[name], name == leader) for name in sorted(names)]
-        return Look(brokers=brokers, topics=topics[: self._options.rows], total_topics=len(topics))
+        warnings = [f"{name}: {text}" for name in sorted(names) for text in seen[name].warnings]
+        return Look(brokers=brokers, topics=topics[: self._options.rows], total_topics=len(topics), warnings=warnings)
 
     async def _client(self, name: str, *, is_only: bool) -> AdminClient:
         """A client for one broker. A sole broker is asked where the user asked, which may be a tunnel."""
@@ -194,8 +199,9 @@ class Watcher:
         try:
             namespaces = await client.brokers.topics()
             bundles = (await client.brokers.load()).num_bundles
+            warnings = await self._warnings(client)
         except BraidError as error:
-            return _Seen(f"no answer: {error.message}", 0, {})
+            return _Seen(f"no answer: {error.message}", 0, {}, [])
         wanted = self._options.namespace
         topics = {
             topic: stats
@@ -205,7 +211,13 @@ class Watcher:
             for kind in bundle.values()
             for topic, stats in kind.items()
         }
-        return _Seen("up", bundles, topics)
+        return _Seen("up", bundles, topics, warnings)
+
+    async def _warnings(self, client: AdminClient) -> list[str]:
+        try:
+            return list(await client.brokers.warnings())
+        except NotFound:  # an older broker has none
+            return []
 
     def _row(self, owner: str, topic: str, stats: TopicStats, now: float) -> TopicRow:
         before, seconds = self._before.get(topic, stats), now - self._before_at
@@ -243,12 +255,16 @@ def _broker_row(name: str, seen: _Seen, rows: list[TopicRow], is_leader: bool) -
 
 
 def _screen(look: Look, width: int) -> Iterator[RenderableType]:
+    from rich.text import Text
+
     columns = ("broker", "state", "leader", "topics", "bundles", "in/s", "out/s", "backlog")
     rows = [
         (each.broker, each.state, each.is_leader, each.topics, each.bundles, each.rate_in, each.rate_out, each.backlog)
         for each in look.brokers
     ]
     yield table(columns, rows)
+    for text in look.warnings:
+        yield Text(printable(text), style="red")
     title = f"{len(look.topics):,} of {look.total_topics:,} topics" if look.total_topics > len(look.topics) else ""
     topics: list[tuple[Any, ...]]
     if width < NARROW_COLUMNS:

@@ -126,6 +126,10 @@ class Brokers(Calls):
         """`ok` if the broker that is asked, or the one told, can work; an error says why not."""
         return await self._call(ops.BROKERS_HEALTH, {}, {"brokerId": broker})
 
+    async def warnings(self, *, broker: str | None = None) -> Sequence[str]:
+        """What should be looked at while the broker that is asked, or the one told, is healthy; sentences."""
+        return await self._call(ops.BROKERS_WARNINGS, {}, {"brokerId": broker})
+
     async def ready(self) -> str:
         """`ok` as soon as the broker serves."""
         return await self._call(ops.BROKERS_READY, {})

@@ -8,6 +8,7 @@ import msgspec
 
 from braid.client.messages import MessageId
 from braid.model.hashranges import HashRange
+from braid.model.retention import NextTrim
 
 
 class _Answer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -85,6 +86,8 @@ class SegmentSummary(_Answer, frozen=True):
     """Whether it takes no more messages; an active one of which this is true must be split or merged."""
     backlog: dict[str, int] = {}
     """Entries by subscription; a batch of messages is one."""
+    next_trim: NextTrim = NextTrim()
+    """What of it is deleted next, and when; a sealed segment goes as a whole."""
 
 
 class ConsumerSummary(_Answer, frozen=True):

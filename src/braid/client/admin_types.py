@@ -8,6 +8,7 @@ import msgspec
 
 from braid.client.admin_scalable_types import Blocked
 from braid.client.messages import EARLIEST, LATEST, MessageId
+from braid.model.retention import NextTrim
 from braid.wire.batch import decode_batch
 
 
@@ -212,6 +213,8 @@ class TopicStats(_Answer, frozen=True):
     topic_creation_time_stamp: int = 0
     last_publish_time_stamp: int = 0
     waiting_publishers: int = 0
+    next_trim: NextTrim = NextTrim()
+    """What is deleted next, and when."""
     publishers: list[PublisherStats] = []
     subscriptions: dict[str, SubscriptionStats] = {}
 

@@ -121,6 +121,7 @@ class Brokers(Blocking[admin.Brokers]):
     list = waited(admin.Brokers.list)
     leader = waited(admin.Brokers.leader)
     health = waited(admin.Brokers.health)
+    warnings = waited(admin.Brokers.warnings)
     ready = waited(admin.Brokers.ready)
     version = waited(admin.Brokers.version)
     owned = waited(admin.Brokers.owned)

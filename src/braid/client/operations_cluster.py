@@ -144,6 +144,16 @@ BROKERS_HEALTH = Operation(
     "--broker localhost:8080",
     query=("brokerId",),
 )
+BROKERS_WARNINGS = Operation(
+    "brokers",
+    "warnings",
+    "GET",
+    f"{ROOT}/brokers/warnings",
+    list[str],
+    "What should be looked at while a broker is healthy.",
+    "--broker localhost:8080",
+    query=("brokerId",),
+)
 BROKERS_READY = Operation("brokers", "ready", "GET", f"{ROOT}/brokers/ready", str, "`ok` as soon as the broker serves.")
 BROKERS_VERSION = Operation("brokers", "version", "GET", f"{ROOT}/brokers/version", str, "The version the broker runs.")
 BROKERS_OWNED = Operation(

@@ -8,7 +8,7 @@ A ledger that the record shows as closed was closed durably before; nobody can w
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 
 import msgspec
 
@@ -19,12 +19,14 @@ from braid.managedledger.config import ManagedLedgerConfig
 from braid.managedledger.cursor import ManagedCursor
 from braid.managedledger.cursor_store import CursorStore
 from braid.managedledger.deletion import finish_removal, remove_log
-from braid.managedledger.log import ManagedLedger
+from braid.managedledger.log import NO_LIMITS, ManagedLedger
 from braid.managedledger.owned_record import OwnedRecord, swap
 from braid.managedledger.reading import settled
 from braid.managedledger.records import ROOT, LedgerInfo, LogRecord, decode_record, encode_record, log_key
+from braid.managedledger.retention import Limits
 from braid.metadata.api import ABSENT, MetadataStore, Span
 from braid.metadata.names import decode_name
+from braid.model.positions import Position
 from braid.runtime.env import Runtime
 
 log = logging.getLogger(__name__)
@@ -58,11 +60,12 @@ class ManagedLedgerFactory:
         *,
         create: bool,
         properties: Mapping[str, str] | None = None,
-        retention_minutes: int = 0,
-        retention_mb: int = 0,
+        limits: Limits = NO_LIMITS,
+        readable: Callable[[], Position] | None = None,
+        trim_guard: Callable[[], Awaitable[bool]] | None = None,
     ) -> ManagedLedger:
-        """Take over the log `name` and load it. `properties` are those of a log created by this call; the retention (-1 = no
-        limit) holds from the start, so that nothing is trimmed that its namespace wants kept.
+        """Take over the log `name` and load it. `properties` are those of a log created by this call. What keeps messages (the
+        `limits`, what `readable` leaves to open transactions, the guard) holds from the start: the first trim may come at once.
 
         Raises TopicNotFound if there is none and `create` is off, NotReady if others take it over all the time.
         """
@@ -77,8 +80,9 @@ class ManagedLedgerFactory:
             config=self._config,
             cache=self._cache,
             listener=listener,
-            retention_minutes=retention_minutes,
-            retention_mb=retention_mb,
+            limits=limits,
+            readable=readable,
+            trim_guard=trim_guard,
         )
         await self._load_cursors(opened, record.key)
         opened.loaded()

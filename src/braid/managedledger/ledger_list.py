@@ -71,12 +71,17 @@ class LedgerList:
         self.has_news = True
 
     async def commit(
-        self, change: Callable[[list[LedgerInfo]], list[LedgerInfo]], *, last_shown: Position | None = None
+        self,
+        change: Callable[[list[LedgerInfo]], list[LedgerInfo]],
+        *,
+        last_shown: Position | None = None,
+        trimmed_index: int = -1,
     ) -> list[LedgerInfo]:
         """Change the list of ledgers, in the record and then here; returns the ledgers that are no longer listed.
 
         `change` takes away or adds whole ledgers; it is applied twice, because a ledger may be closed while the record is
-        written. Of what it takes away at the front, `last_shown` is the last entry that a reader can have got.
+        written. Of what it takes away at the front, `last_shown` is the last entry that a reader can have got
+        and `trimmed_index` the index of the last message.
         """
         written: list[LedgerInfo] = []
 
@@ -90,6 +95,7 @@ class LedgerList:
                 last_index=last_index,
                 last_append_ms=last_append_ms,
                 trimmed_position=_trimmed_position(record, last_shown),
+                trimmed_index=max(record.trimmed_index, trimmed_index),
             )
 
         await self.update(listed)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from braid.errors import AlreadyExists, BraidError, LedgerFenced, LedgerNotFound, SubscriptionNotFound
+from braid.managedledger import trimming
 from braid.managedledger.api import Entry, InternalStats, LedgerResolver, LogListener
 from braid.managedledger.appending import LogAppender
 from braid.managedledger.cache import EntryCache
@@ -25,14 +26,17 @@ from braid.managedledger.deletion import remove_log
 from braid.managedledger.owned_record import OwnedRecord
 from braid.managedledger.reading import decode
 from braid.managedledger.records import LedgerInfo, LogRecord, PositionRecord, changed, decode_record
-from braid.managedledger.retention import trimmable
+from braid.managedledger.retention import Limits
 from braid.managedledger.stats import internal_stats
 from braid.metadata.api import MetadataStore
 from braid.model.positions import Position
+from braid.model.retention import NextTrim
 from braid.runtime.env import Runtime
 
 log = logging.getLogger(__name__)
 Initial = Literal["earliest", "latest"] | Position
+NO_LIMITS = Limits()
+"""Nothing is kept that every subscription has read."""
 
 
 class ManagedLedger(LogAppender):
@@ -46,9 +50,11 @@ class ManagedLedger(LogAppender):
         "last_shown",
         "metadata",
         "on_trimmed",
+        "readable",
         "retention_mb",
         "retention_minutes",
         "trim_guard",
+        "unread_minutes",
     )
 
     def __init__(
@@ -62,16 +68,18 @@ class ManagedLedger(LogAppender):
         config: ManagedLedgerConfig,
         cache: EntryCache,
         listener: LogListener,
-        retention_minutes: int = 0,
-        retention_mb: int = 0,
+        limits: Limits = NO_LIMITS,
+        readable: Callable[[], Position] | None = None,
+        trim_guard: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         super().__init__(name, record, runtime=runtime, resolver=resolver, config=config, cache=cache.log(), listener=listener)
         self.metadata = metadata
         self.cursors: dict[str, ManagedCursor] = {}
         """By name, durable or not. Changed by this object only."""
-        self.retention_minutes = retention_minutes
-        self.retention_mb = retention_mb
-        self.trim_guard: Callable[[], Awaitable[bool]] | None = None
+        self.limits = limits
+        self.readable = readable
+        """Says behind which position entries belong to open transactions: these are not trimmed."""
+        self.trim_guard = trim_guard
         """Asked before anything is deleted: False keeps everything for now."""
         self.last_shown: Callable[[Position], Awaitable[Position]] | None = None
         """Says which entry up to one is the last that a reader can have got; (-1, -1): none. Without it, every one can."""
@@ -104,6 +112,15 @@ class ManagedLedger(LogAppender):
         return self._record.value.properties
 
     @property
+    def limits(self) -> Limits:
+        """How long it keeps what nobody needs."""
+        return Limits(self.retention_minutes, self.retention_mb, self.unread_minutes)
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self.retention_minutes, self.retention_mb, self.unread_minutes = limits
+
+    @property
     def first_position(self) -> Position:
         """First entry; where the next one will be if there is none."""
         return self.map.first
@@ -124,6 +141,12 @@ class ManagedLedger(LogAppender):
         return None if found is None else Position(found.ledger_id, found.entry_id)
 
     @property
+    def trimmed_index(self) -> int | None:
+        """Index of the last message deleted from the front, -1 if none was; None if an older version did not note it."""
+        record = self._record.value
+        return None if record.trimmed_index < 0 and record.trimmed_position is not None else record.trimmed_index
+
+    @property
     def is_fenced(self) -> bool:
         """Another owner took over."""
         return self._fenced is not None
@@ -131,6 +154,11 @@ class ManagedLedger(LogAppender):
     @property
     def is_closed(self) -> bool:
         return self._is_closed
+
+    @property
+    def last_append_ms(self) -> int:
+        """Append time of the last durable entry, 0 if there never was one."""
+        return self._confirmed_append_ms
 
     @property
     def total_entries(self) -> int:
@@ -305,55 +333,20 @@ class ManagedLedger(LogAppender):
         if len(self.infos) > 1 and self._trimming is None and self._is_loaded and not self._is_closed and not self.is_fenced:
             self._trimming = self.tasks.spawn(self._trim_quietly(), "trim")
 
-    async def trim(self) -> int:
-        """Delete the oldest ledgers that every durable cursor has passed and retention no longer keeps; returns how many.
-
-        The cursors are made durable first: what they store must not lag behind what is gone, because a position carries more
-        than a place (the deduplication state). Then the list shrinks by one CAS; only then are ledgers deleted. A crash in
-        between leaves orphans, never a gap.
-        """
+    async def trim(self, *, keeps_unread: bool = True) -> int:
+        """Delete the oldest ledgers that nobody needs and retention no longer keeps; returns how many. An administrator may
+        give up what is kept only because no subscription has read it."""
         self._check_open()
-        await self.ledgers.discard_again()
-        if not self._trimmable() or not (self.trim_guard is None or await self.trim_guard()):
-            return 0
-        for cursor in list(self.cursors.values()):
-            await cursor.flush()
-        if not (count := self._trimmable()):  # a cursor may have gone back meanwhile
-            return 0
-        shown = await self._last_shown_of(self.infos[:count])
-        if self._trimmable() < count:
-            return 0
-        gone = {info.ledger_id for info in self.infos[:count]}
-        dropped = await self.ledgers.commit(
-            lambda infos: [info for info in infos if info.ledger_id not in gone], last_shown=shown
-        )
-        if self.on_trimmed is not None:
-            self.on_trimmed()
-        for info in dropped:
-            await self._reader.forget(info.ledger_id)
-            await self.ledgers.discard(info.ledger_id, info.properties)
-        return len(dropped)
+        return await trimming.trim(self, keeps_unread=keeps_unread)
 
-    async def _last_shown_of(self, infos: list[LedgerInfo]) -> Position | None:
-        """The last entry of these ledgers that a reader can have got; None if they have no entries."""
-        last = next((Position(info.ledger_id, info.entries - 1) for info in reversed(infos) if info.entries), None)
-        if last is None or self.last_shown is None:
-            return last
-        try:
-            return await self.last_shown(last)
-        except BraidError as error:  # it goes all the same; readers may be told of a gap that is none
-            log.info("the end of what is trimmed of log %s cannot be read: %s", self.name, error)
-            return last
+    def next_trim(self) -> NextTrim:
+        """What goes next, and when."""
+        return trimming.next_trim(self)
 
-    def _trimmable(self) -> int:
-        return trimmable(
-            self.infos,
-            min((cursor.mark_delete for cursor in self.cursors.values() if cursor.is_durable), default=None),
-            total_size=self.total_size,
-            retention_minutes=self.retention_minutes,
-            retention_mb=self.retention_mb,
-            now_ms=self._now_ms(),
-        )
+    async def forget(self, info: LedgerInfo) -> None:
+        """Delete a ledger that left the record."""
+        await self._reader.forget(info.ledger_id)
+        await self.ledgers.discard(info.ledger_id, info.properties)
 
     async def _trim_quietly(self) -> int:
         try:

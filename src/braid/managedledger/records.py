@@ -60,6 +60,8 @@ class LogRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Where the numbering stood at the last update; counts when no ledger with entries is left."""
     trimmed_position: PositionRecord | None = None
     """The last entry deleted from the front of the log that a reader can have got; None if none was."""
+    trimmed_index: int = -1
+    """Index of the last message deleted from the front; -1 if none was, or if the version that did it noted none."""
     is_deleted: bool = False
     """Being deleted: gone for everybody, whoever meets it finishes the work."""
 

@@ -80,6 +80,10 @@ class FileSystem(Protocol):
         """Room left for this process."""
         ...
 
+    def total_bytes(self, directory: Path) -> int:
+        """Size of the file system."""
+        ...
+
     def open_limit(self) -> int:
         """How many files and sockets this process may have open."""
         ...
@@ -193,6 +197,10 @@ class SystemFiles:
     def free_bytes(self, directory: Path) -> int:
         stat = os.statvfs(directory)
         return stat.f_bavail * stat.f_frsize
+
+    def total_bytes(self, directory: Path) -> int:
+        stat = os.statvfs(directory)
+        return stat.f_blocks * stat.f_frsize
 
     def open_limit(self) -> int:
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -85,9 +85,7 @@ class ThreadWorker:
                 result, error = job(), None
             except BaseException as exc:  # noqa: BLE001 - reported to the loop, which decides
                 result, error = None, exc
-            is_heard = self._report(done, result, error)
-            del item, job, done, result, error  # or they live on until the next job, with every frame of an error
-            if not is_heard:
+            if not self._report(done, result, error):
                 return
         self._report(self._end, None, None)
 

@@ -4,7 +4,7 @@ consumers. Holds no state and does no I/O."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -12,8 +12,18 @@ from braid.errors import BraidError
 from braid.model.hashranges import HashRange
 from braid.model.names import TopicName
 from braid.model.positions import Position
+from braid.model.retention import NextTrim
 from braid.model.segments import SegmentEnd
 from braid.scalable.records import Initial
+
+
+class Retention(NamedTuple):
+    """How long sealed segments are kept that nobody needs; -1 = for ever."""
+
+    minutes: int = 0
+    """After they were sealed."""
+    unread_minutes: int = 0
+    """After their last message, while the topic has no subscription; 0 = no longer than the others."""
 
 
 class Sealed(msgspec.Struct, frozen=True, rename="camel"):
@@ -61,6 +71,12 @@ class SegmentStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Once it is terminated."""
     blocked_by: dict[str, tuple[BlockedBy, ...]] = {}
     """By subscription, if it is held up here: open transactions."""
+    undecided: int = 0
+    """Transactions with writes here that are not decided yet."""
+    last_append_ms: int = 0
+    """When its last entry was stored; 0 if it has none."""
+    next_trim: NextTrim = NextTrim()
+    """What of it is deleted next, and when."""
 
 
 class SegmentOps(Protocol):

@@ -21,7 +21,7 @@ from braid.model.layout import SegmentLayout
 from braid.model.names import NamespaceName, TopicName, check_subscription_name
 from braid.runtime.env import Runtime
 from braid.scalable import plans_upkeep
-from braid.scalable.api import ConsumerAssignment, ConsumerRegistration, SegmentOps
+from braid.scalable.api import ConsumerAssignment, ConsumerRegistration, Retention, SegmentOps
 from braid.scalable.candidate import TopicCandidate
 from braid.scalable.config import ScalableConfig
 from braid.scalable.counts import OperationCounts
@@ -52,7 +52,7 @@ class ScalableTopicController(TopicCandidate[Term]):
         topic: TopicName,
         *,
         broker_id: str,
-        retention_minutes: Callable[[NamespaceName], Awaitable[int]],
+        retention: Callable[[NamespaceName], Awaitable[Retention]],
         partitions: Callable[[TopicName], Awaitable[int | None]],
         on_closed: Callable[[ScalableTopicController], None],
         counts: OperationCounts,
@@ -68,7 +68,7 @@ class ScalableTopicController(TopicCandidate[Term]):
             may_win=self._exists,
         )
         self._segments = segments
-        self._retention_minutes = retention_minutes
+        self._retention = retention
         self._partitions = partitions
         self._counts = counts
         self._metadata: ScalableTopicMetadata | None = None
@@ -221,6 +221,7 @@ class ScalableTopicController(TopicCandidate[Term]):
             self.layout,
             leader=self.broker_id if self.is_leading else None,
             coordinators={} if term is None else dict(term.coordinators),
+            retention=await self._retention(self.topic.namespace),
         )
 
     async def _ready(self) -> Term:
@@ -241,7 +242,7 @@ class ScalableTopicController(TopicCandidate[Term]):
         work = TopicWork(self._runtime, self._store, self._config, self._segments, leadership, self.topic, self._metadata)
         term = Term(
             work,
-            lambda: self._retention_minutes(self.topic.namespace),
+            lambda: self._retention(self.topic.namespace),
             lambda: self._partitions(self.topic),
             self._gone,
             self._unused,

@@ -16,17 +16,20 @@ from braid.errors import Conflict, SubscriptionNotFound, TopicNotFound
 from braid.model.layout import SegmentLayout
 from braid.model.segments import SegmentEnd, SegmentInfo
 from braid.runtime.plans import step
+from braid.scalable.api import Retention, SegmentStats
 from braid.scalable.plans import Notify, TopicWork, each, no_other
 from braid.scalable.plans_layout import finish
 from braid.scalable.plans_upkeep import remove_strays
 from braid.scalable.records import PendingOperation, ScalableTopicMetadata, SubscriptionMetadata, from_record, to_record
 
+MINUTE_MS = 60_000
 
-async def prune(work: TopicWork, retention_minutes: int, notify: Notify) -> list[int]:
+
+async def prune(work: TopicWork, retention: Retention, notify: Notify) -> list[int]:
     """Remove what can go and return its ids; a negative retention keeps everything."""
-    if retention_minutes < 0:
+    if retention.minutes < 0:
         return []
-    old_enough = work.runtime.clock.now_ms() - retention_minutes * 60_000
+    old_enough = work.runtime.clock.now_ms() - retention.minutes * MINUTE_MS
     candidates = [
         each
         for each in sorted(work.layout.all_segments.values(), key=lambda each: each.segment_id)
@@ -36,7 +39,7 @@ async def prune(work: TopicWork, retention_minutes: int, notify: Notify) -> list
         return []
     async with step("prune:discover"):
         ends: dict[int, SegmentEnd] = {}
-        doomed = await _prunable(work, candidates, ends)
+        doomed = await _prunable(work, candidates, retention.unread_minutes, ends)
     if not doomed:
         return []
     async with step("prune:flip"):
@@ -58,31 +61,46 @@ async def roll_forward(work: TopicWork, notify: Notify) -> None:
         notify(work.layout)
 
 
-async def _prunable(work: TopicWork, candidates: list[SegmentInfo], ends: dict[int, SegmentEnd]) -> list[int]:
+async def _prunable(
+    work: TopicWork, candidates: list[SegmentInfo], unread_minutes: int, ends: dict[int, SegmentEnd]
+) -> list[int]:
     """Ids of those that can go; `ends` gets where segments end, as their owners say."""
     subscriptions = {name: record for name, record in (await work.subscriptions()).items() if record.type != "CHECKPOINT"}
     kept = dict.fromkeys(work.unreadable) | subscriptions
+    unread_since = None
+    if unread_minutes and not kept:
+        unread_since = -1 if unread_minutes < 0 else work.runtime.clock.now_ms() - unread_minutes * MINUTE_MS
 
     async def look(segment: SegmentInfo) -> bool:
-        return await _is_drained(work, segment, kept, ends)
+        return await _is_drained(work, segment, kept, unread_since, ends)
 
     drained = {segment.segment_id for segment, done in zip(candidates, await each(candidates, look), strict=True) if done}
     return sorted(number for number in drained if work.layout.ancestors(number) <= drained)
+
+
+def _is_kept(segment: SegmentInfo, stats: SegmentStats, unread_since: int | None) -> bool:
+    """Whether a segment must stay whatever subscriptions have read: somebody without one is in the middle of it, a transaction
+    that wrote to it is open (to delete its writes would abort it), or its messages have not been kept long enough."""
+    if stats.readers or stats.undecided:
+        return True
+    return unread_since is not None and stats.messages > 0 and (stats.last_append_ms or segment.sealed_at_ms) > unread_since
 
 
 async def _is_drained(
     work: TopicWork,
     segment: SegmentInfo,
     subscriptions: Mapping[str, SubscriptionMetadata | None],
+    unread_since: int | None,
     ends: dict[int, SegmentEnd],
 ) -> bool:
+    """Whether nobody needs the segment. What has a message later than `unread_since` is kept because nobody has read it."""
     name = work.name(segment)
     try:
         stats = await work.segments.stats(name)
         if stats.end is not None:
             ends[segment.segment_id] = stats.end
-        if stats.readers:
-            return False  # somebody without a subscription is in the middle of it
+        if _is_kept(segment, stats, unread_since):
+            return False
         if not await remove_strays(work, segment, stats.backlog):
             return False
         for subscription in sorted(stats.backlog.keys() | subscriptions.keys()):

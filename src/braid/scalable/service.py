@@ -22,7 +22,7 @@ from braid.model.routing import Routing
 from braid.model.segments import SegmentInfo, physical_name
 from braid.runtime.env import Runtime
 from braid.runtime.tasks import Tasks
-from braid.scalable.api import SegmentOps
+from braid.scalable.api import Retention, SegmentOps
 from braid.scalable.config import ScalableConfig
 from braid.scalable.controller import ScalableTopicController
 from braid.scalable.counts import OperationCounts
@@ -51,7 +51,7 @@ class ScalableTopicService:
         segments: SegmentOps,
         *,
         broker_id: Callable[[], str],
-        retention_minutes: Callable[[NamespaceName], Awaitable[int]],
+        retention: Callable[[NamespaceName], Awaitable[Retention]],
         owns: Callable[[TopicName], bool],
         partitions: Callable[[TopicName], Awaitable[int | None]],
     ) -> None:
@@ -63,7 +63,7 @@ class ScalableTopicService:
         self._store = store
         self._segments = segments
         self._broker_id = broker_id
-        self._retention_minutes = retention_minutes
+        self._retention = retention
         self._owns = owns
         self._partitions = partitions
         self._records = TopicRecords(runtime, store, config, partitions)
@@ -244,7 +244,7 @@ class ScalableTopicService:
                 self._segments,
                 topic,
                 broker_id=self._broker_id(),
-                retention_minutes=self._retention_minutes,
+                retention=self._retention,
                 partitions=self._partitions,
                 on_closed=self._forget,
                 counts=self.counts,

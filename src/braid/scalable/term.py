@@ -28,6 +28,7 @@ from braid.model.layout import SegmentLayout
 from braid.runtime.plans import step
 from braid.runtime.tasks import Tasks
 from braid.scalable import plans_layout, plans_prune, plans_topic, plans_upkeep
+from braid.scalable.api import Retention
 from braid.scalable.coordinator import SubscriptionCoordinator
 from braid.scalable.counts import OperationCounts
 from braid.scalable.plans import TopicGone, TopicWork, describe
@@ -47,7 +48,7 @@ class Term:
     def __init__(
         self,
         work: TopicWork,
-        retention_minutes: Callable[[], Awaitable[int]],
+        retention: Callable[[], Awaitable[Retention]],
         regular_partitions: Callable[[], Awaitable[int | None]],
         on_gone: Callable[[], None],
         on_unused: Callable[[], None],
@@ -61,7 +62,7 @@ class Term:
         self.is_over = False
         self.has_deleted = False
         """Whether it ended because it has deleted the topic."""
-        self._retention = retention_minutes
+        self._retention = retention
         self._regular_partitions = regular_partitions
         self._on_gone = on_gone
         self._on_unused = on_unused

@@ -15,10 +15,12 @@ from braid.metadata.api import MetadataStore, Span
 from braid.model.layout import SegmentLayout
 from braid.model.names import TopicName
 from braid.model.names import decode as decode_name
+from braid.model.retention import NextTrim
 from braid.model.segments import SegmentInfo, physical_name
-from braid.scalable.api import BlockedBy, SegmentOps, SegmentStats
+from braid.scalable.api import BlockedBy, Retention, SegmentOps, SegmentStats
 from braid.scalable.coordinator import SubscriptionCoordinator
 from braid.scalable.plans import each
+from braid.scalable.plans_prune import MINUTE_MS
 from braid.scalable.records import ScalableTopicMetadata, SubscriptionMetadata, decode, subscriptions_path
 from braid.scalable.subscription_state import UNREADABLE
 
@@ -32,6 +34,7 @@ async def topic_stats(
     *,
     leader: str | None,
     coordinators: Mapping[str, SubscriptionCoordinator],
+    retention: Retention,
 ) -> dict[str, Any]:
     """Upstream's flat shape (scalable.md 2.3) with more fields."""
 
@@ -54,18 +57,50 @@ async def topic_stats(
         if not found.is_foreign(metadata.incarnation):
             subscriptions[name] = _subscription(name, found, coordinators.get(name), measured)
     pending = metadata.pending_operation
+    is_read = any(each["type"] != "CHECKPOINT" for each in subscriptions.values())
     return {
         "epoch": layout.epoch,
         "totalSegments": len(layout.all_segments),
         "activeSegments": len(layout.active_segments),
         "sealedSegments": len(layout.all_segments) - len(layout.active_segments),
-        "segments": {str(segment.segment_id): _segment(topic, segment, measured[segment.segment_id]) for segment in ordered},
+        "segments": {
+            str(segment.segment_id): _segment(
+                topic, segment, _with_end(segment, measured[segment.segment_id], is_read, retention)
+            )
+            for segment in ordered
+        },
         "subscriptions": subscriptions,
         "pendingOperation": None if pending is None else msgspec.to_builtins(pending),
         "leader": leader,
         "routing": metadata.routing.value,
         "incarnation": metadata.incarnation,
     }
+
+
+def _with_end(segment: SegmentInfo, stats: SegmentStats | None, is_read: bool, retention: Retention) -> SegmentStats | None:
+    """The stats of a segment; a sealed one goes as a whole (`plans_prune.py`), not by its ledgers."""
+    if stats is None or not segment.is_sealed:
+        return stats
+    rule, at_ms, unread_bytes = "time" if retention.minutes else "read", None, 0
+    if stats.undecided or any(stats.backlog.values()):
+        rule = "needed"
+    elif retention.unread_minutes and not is_read and stats.messages:
+        rule, unread_bytes = "unread", stats.storage_size
+        if retention.unread_minutes > 0:
+            at_ms = (stats.last_append_ms or segment.sealed_at_ms) + retention.unread_minutes * MINUTE_MS
+    elif retention.minutes >= 0:
+        at_ms = segment.sealed_at_ms + retention.minutes * MINUTE_MS
+    return msgspec.structs.replace(
+        stats,
+        next_trim=NextTrim(
+            rule=rule,
+            at_ms=at_ms,
+            messages=stats.messages,
+            bytes=stats.storage_size,
+            unread_bytes=unread_bytes,
+            unread_minutes=0 if is_read else retention.unread_minutes,
+        ),
+    )
 
 
 def _segment(topic: TopicName, segment: SegmentInfo, stats: SegmentStats | None) -> dict[str, Any]:

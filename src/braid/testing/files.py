@@ -100,10 +100,7 @@ class _OpenFile:
         taken, error = self._disk.admit(self._name, len(data))
         self._content.data += data[:taken]
         if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # or it and this frame hold each other, and the callers' frames with what they write
+            raise error
         return start
 
     def read(self, offset: int, size: int) -> bytes:
@@ -258,6 +255,9 @@ class ForgetfulFiles:
     def free_bytes(self, directory: Path) -> int:
         self.check_power()
         return max(0, self.capacity - self._used())
+
+    def total_bytes(self, directory: Path) -> int:
+        return self.capacity
 
     def open_limit(self) -> int:
         return 1 << 20

@@ -26,11 +26,19 @@ T = TypeVar("T")
 class Admin:
     """One broker as its administrators see it."""
 
-    def __init__(self, service: BrokerService, server: BrokerServer, is_writable: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        service: BrokerService,
+        server: BrokerServer,
+        is_writable: Callable[[], bool],
+        disk_bytes: Callable[[], int | None] = lambda: None,
+    ) -> None:
         self.service = service
         self.server = server
         self.is_writable = is_writable
         """Whether storage takes writes at the moment."""
+        self.disk_bytes = disk_bytes
+        """Size of the disk; None if there is none."""
         self.http_url = ""
         self.loop_lag = 0.0
         self.rates = service.rates
@@ -50,6 +58,18 @@ class Admin:
     def broker_id(self) -> str:
         """Host and HTTP port."""
         return self.http_url.removeprefix("http://")
+
+    def warnings(self) -> list[str]:
+        """What an administrator should look at, as sentences; the broker serves all the same."""
+        found = []
+        unread, disk = self.service.unread_bytes, self.disk_bytes()
+        if disk and unread > disk // 2:
+            found.append(
+                f"{unread >> 20} MB are kept only because no subscription has read them (retention.unread_minutes), more than "
+                f"half of the disk of {disk >> 20} MB. Nothing is deleted for that: set a retention policy for the namespaces "
+                "of these topics, or truncate them."
+            )
+        return found
 
     async def partitions(self, name: TopicName) -> list[TopicName]:
         """The partitions of a partitioned topic; empty for any other name."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from braid.broker.config import BrokerConfig
+from braid.broker.config import BrokerConfig, RetentionConfig
 from braid.ledger.config import LocalSettings
 from braid.managedledger.config import ManagedLedgerConfig
 from braid.runtime.config import setting
@@ -47,6 +47,7 @@ class StandaloneConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     storage: StorageConfig = StorageConfig()
     ledger: LocalSettings = LocalSettings()
     managed_ledger: ManagedLedgerConfig = ManagedLedgerConfig()
+    retention: RetentionConfig = RetentionConfig()
     scalable_topics: ScalableConfig = ScalableConfig()
     transactions: TransactionConfig = TransactionConfig()
     log: LogConfig = LogConfig()

@@ -139,6 +139,11 @@ class Metrics:
         yield "braid_metadata_session_down", "Whether the metadata session is in doubt or lost", int(is_down)
         yield "braid_publish_pending_bytes", "Bytes taken from producers and not yet acknowledged", service.budget.used
         yield "braid_event_loop_lag_seconds", "How late the last timer of one second came", admin.loop_lag
+        yield (
+            "braid_retention_unread_bytes",
+            "Bytes kept only because no subscription has read them, at the last look for something to trim",
+            service.unread_bytes,
+        )
         yield "braid_storage_writable", "Whether storage takes writes", int(admin.is_writable())
         yield from service.scalable_gauges()
 

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from braid.broker.config import BrokerConfig
+from braid.broker.config import BrokerConfig, RetentionConfig
 from braid.broker.server import BrokerServer
 from braid.broker.service import BrokerService
 from braid.errors import ConfigError
@@ -46,6 +46,7 @@ class BrokerNode:
         *,
         scalable: ScalableConfig | None = None,
         transactions: TransactionConfig | None = None,
+        retention: RetentionConfig | None = None,
         on_claim: Callable[[str, Collection[int]], None] | None = None,
         with_http: bool = True,
     ) -> None:
@@ -71,6 +72,7 @@ class BrokerNode:
             SchemaStorage(runtime, metadata, resolver),
             scalable=scalable or ScalableConfig(),
             transactions=transactions or TransactionConfig(),
+            retention=retention or RetentionConfig(),
         )
         self.server = BrokerServer(self.service, with_http=with_http)
 
@@ -131,7 +133,12 @@ class BrokerNode:
 
         self._remote = self.service.remote_segments = RemoteSegmentsPool()
         self._stack.push_async_callback(self._remote.close)
-        admin = Admin(self.service, self.server, lambda: not getattr(self._ledgers, "is_read_only", False))
+        admin = Admin(
+            self.service,
+            self.server,
+            lambda: not getattr(self._ledgers, "is_read_only", False),
+            lambda: getattr(self._ledgers, "disk_bytes", None),
+        )
         self._http = HttpServer(self.runtime, make_app(admin), self.config.bind_address, self.config.http_port)
         await self._listen("HTTP server", self.config.http_port, self._stack.enter_async_context(self._http))
         if not self.http_url:

@@ -125,6 +125,13 @@ def _state(admin: Admin, calls: Calls) -> None:
             raise NotReady(f"The broker {me} is not registered with the others at the moment; it serves no topics.")
         return "ok"
 
+    @calls.get("/brokers/warnings", list[str], query=(which,), owner=True, statuses=(404,))
+    async def warnings(ask: Ask) -> Any:
+        """What an administrator should look at while the broker is healthy, as sentences."""
+        if (wanted := ask.query["brokerId"]) is not None:
+            await _here(admin, ask, wanted)
+        return admin.warnings()
+
     @calls.get("/brokers/ready", str, is_text=True)
     async def ready(ask: Ask) -> Any:
         """`ok` as soon as the broker serves."""

@@ -267,13 +267,13 @@ def _room(admin: Admin, calls: Calls) -> None:
 
     @calls.delete(f"{TOPIC}/truncate", owner=True)
     async def truncate(ask: Ask) -> None:
-        """Acknowledge everything for all subscriptions and delete it, except what retention keeps and the newest ledger."""
+        """Acknowledge everything for all subscriptions and delete it, except what a policy keeps and the newest ledger."""
 
         async def work(name: TopicName) -> None:
             topic = await service.topic(name, create=False)
             for subscription in list(topic.subscriptions.values()):
                 await subscription.seek(LATEST)
-            await topic.log.trim()
+            await topic.log.trim(keeps_unread=False)
 
         await admin.each(ask, work)
 

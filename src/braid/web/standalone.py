@@ -131,6 +131,7 @@ class Standalone:
             self.ledgers,
             scalable=self.config.scalable_topics,
             transactions=self.config.transactions,
+            retention=self.config.retention,
             on_claim=None if self._sweep is None else self._sweep.claimed,
             with_http=self._with_http,
         )

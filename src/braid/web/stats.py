@@ -80,6 +80,7 @@ def topic_stats(admin: Admin, topic: Topic) -> Json:
             "lastCompactionFailedTimestamp": 0,
             "lastCompactionDurationTimeInMills": 0,
         },
+        "nextTrim": msgspec.to_builtins(log.next_trim()),
         "ownerBroker": admin.broker_id,
         "topicCreationTimeStamp": log.created_ms,
         "lastPublishTimeStamp": topic.last_publish_ms,
@@ -198,6 +199,10 @@ def partitioned_stats(parts: dict[str, Json], partitions: int, per_partition: bo
             into["consumers"] += subscription["consumers"]
             into["blocked_by"] += subscription.get("blocked_by", [])
     total["averageMsgSize"] = total.get("bytesInCounter", 0) / (total.get("msgInCounter", 0) or 1)
+    trims = [stats["nextTrim"] for stats in parts.values() if "nextTrim" in stats]
+    if trims:
+        total["nextTrim"] = dict(min(trims, key=lambda each: (each["atMs"] is None, each["atMs"])))
+        total["nextTrim"]["unreadBytes"] = sum(each["unreadBytes"] for each in trims)
     owners = {stats["ownerBroker"] for stats in parts.values()}
     total["ownerBroker"] = owners.pop() if len(owners) == 1 else None
     total["metadata"] = {"partitions": partitions, "deleted": False}

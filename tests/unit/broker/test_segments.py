@@ -887,6 +887,7 @@ async def test_a_segment_named_by_a_pending_operation_is_not_trimmed(world: Any)
         await client.store(b"x", number)
     await world.advance(300)
     log = broker.topic(str(child)).log
+    log.unread_minutes = 0
     assert await log.trim() == 0
     assert log.total_entries == 5
     await put(world, record_of(split))

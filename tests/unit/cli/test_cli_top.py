@@ -108,7 +108,7 @@ def test_once(broker: BackgroundBroker, monkeypatch: pytest.MonkeyPatch, capfdbi
         return seen.out.decode()
 
     found = json.loads(top("--output", "json"))
-    assert set(found) == {"brokers", "topics", "totalTopics"}
+    assert set(found) == {"brokers", "topics", "totalTopics", "warnings"}
     assert set(found["topics"][0]) == {
         "topic",
         "owner",

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 import braid
+from braid.broker.config import RetentionConfig
 from braid.client import Client
 from braid.client.checkpoint_consumer import CheckpointConsumer
 from braid.client.checkpoints import END, Checkpoint
@@ -33,7 +34,9 @@ BEFORE_1970 = datetime.datetime(1960, 1, 1, tzinfo=datetime.UTC)
 
 @pytest.fixture
 async def broker() -> AsyncIterator[InProcessBroker]:
-    config = StandaloneConfig(scalable_topics=ScalableConfig(drain_poll_seconds=0.1))
+    config = StandaloneConfig(
+        scalable_topics=ScalableConfig(drain_poll_seconds=0.1), retention=RetentionConfig(unread_minutes=0)
+    )
     async with InProcessBroker(config=config, with_http=False) as one:
         await one.nodes[0].service.create_scalable_topic(NAME, 2)
         yield one

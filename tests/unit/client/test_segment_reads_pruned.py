@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 import braid
+from braid.broker.config import RetentionConfig
 from braid.client import Client
 from braid.client.config import ClientConfig
 from braid.client.messages import EARLIEST
@@ -22,7 +23,10 @@ from braid.web.config import StandaloneConfig
 
 TOPIC = "topic://public/default/orders"
 NAME = TopicName.parse(TOPIC)
-CONFIG = StandaloneConfig(scalable_topics=ScalableConfig(prune_seconds=3600.0, drain_poll_seconds=0.1))
+CONFIG = StandaloneConfig(
+    scalable_topics=ScalableConfig(prune_seconds=3600.0, drain_poll_seconds=0.1),
+    retention=RetentionConfig(unread_minutes=0),
+)
 
 
 @pytest.fixture

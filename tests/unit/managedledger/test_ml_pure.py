@@ -15,7 +15,7 @@ from braid.managedledger.records import (
     decode_position,
     encode_position,
 )
-from braid.managedledger.retention import trimmable
+from braid.managedledger.retention import Limits, fates
 from braid.model.positions import EARLIEST, LATEST, Position
 
 
@@ -72,7 +72,8 @@ def test_retention_by_size_walks_from_the_oldest() -> None:
     ledgers = [info(i, size=mb, timestamp=1) for i in range(1, 7)]
 
     def count(slowest: Position | None, minutes: int, megabytes: int, now: int = 1) -> int:
-        return trimmable(ledgers, slowest, total_size=6 * mb, retention_minutes=minutes, retention_mb=megabytes, now_ms=now)
+        found = fates(ledgers, slowest, total_size=6 * mb, limits=Limits(minutes, megabytes), now_ms=now)
+        return sum(each.goes for each in found)
 
     assert count(None, 0, 0, 2) == 5
     assert count(None, -1, 3) == 4

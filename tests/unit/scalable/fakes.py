@@ -24,7 +24,7 @@ from braid.model.segments import SegmentEnd, physical_name
 from braid.runtime.env import Runtime
 from braid.runtime.plans import Moment, watching
 from braid.runtime.threads import InlineThreads
-from braid.scalable.api import Sealed, SegmentBacklog, SegmentOps, SegmentStats
+from braid.scalable.api import Retention, Sealed, SegmentBacklog, SegmentOps, SegmentStats
 from braid.scalable.config import ScalableConfig
 from braid.scalable.controller import ScalableTopicController
 from braid.scalable.records import Initial, ScalableTopicMetadata, decode, from_record, topic_path
@@ -53,6 +53,9 @@ class FakeTopic:
     attached: dict[str, tuple[str, ...]] = field(default_factory=dict)
     connected_producers: int = 0
     readers: int = 0
+    undecided: int = 0
+    """Open transactions that wrote here."""
+    last_append_ms: int = 0
 
 
 class FakeSegments:
@@ -183,6 +186,8 @@ class _Ops:
             readers=topic.readers,
             is_terminated=topic.is_sealed,
             end=SegmentEnd(topic.messages, 1, topic.messages - 1) if topic.is_sealed else None,
+            undecided=topic.undecided,
+            last_append_ms=topic.last_append_ms,
         )
 
     async def _enter(self, operation: str, segment: TopicName) -> None:
@@ -242,13 +247,13 @@ class Broker:
                 world.config,
                 world.segments.ops(self.store),
                 broker_id=lambda: self.id,
-                retention_minutes=self._retention,
+                retention=self._retention,
                 owns=lambda topic: world.owners.get(topic, 1) == number,
                 partitions=self._partitions,
             )
 
-    async def _retention(self, _namespace: NamespaceName) -> int:
-        return self.world.retention_minutes
+    async def _retention(self, _namespace: NamespaceName) -> Retention:
+        return Retention(self.world.retention_minutes, self.world.unread_minutes)
 
     async def _partitions(self, topic: TopicName) -> int | None:
         return self.world.regular.get(topic)
@@ -304,6 +309,7 @@ class World:
         self.regular: dict[TopicName, int] = {}
         """Partitions of regular topics."""
         self.retention_minutes = 0
+        self.unread_minutes = 0
         self.store: MetadataStore = engine.handle("observer")
 
     async def broker(self) -> Broker:

@@ -63,6 +63,63 @@ def test_prune_waits_for_retention_and_for_every_subscription() -> None:
     simulate(main)
 
 
+def test_a_topic_without_subscriptions_keeps_its_sealed_segments_for_their_time() -> None:
+    """The time begins with the last message. Groups of checkpoint consumers are no subscriptions, and an empty segment has
+    nothing to keep."""
+
+    async def main(world: World) -> None:
+        world.unread_minutes = -1
+        broker = await topic_with(world, 2)
+        controller = await broker.lead()
+        await broker.do(lambda _service: controller.create_subscription("group", "CHECKPOINT"))
+        parent = world.segments.named(TOPIC, controller.layout, 0)
+        parent.messages, parent.last_append_ms = 3, world.runtime.clock.now_ms()
+        await asyncio.sleep(60)
+        await split(broker, 0)
+        await split(broker, 1)
+        assert await prune(broker) == [1]
+        world.unread_minutes = 10
+        stats = await broker.do(lambda _service: controller.stats())
+        assert stats["segments"]["0"]["nextTrim"]["atMs"] == parent.last_append_ms + 600_000
+        assert stats["segments"]["0"]["nextTrim"]["rule"] == "unread"
+        await asyncio.sleep(530)  # the leader looks by itself, too
+        assert await prune(broker) == []
+        assert 0 in (await world.layout()).all_segments
+        await asyncio.sleep(11)
+        await prune(broker)
+        assert 0 not in (await world.layout()).all_segments
+
+    simulate(main)
+
+
+def test_with_a_subscription_unread_messages_are_those_it_has_not_read() -> None:
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 1)
+        controller = await broker.lead()
+        world.segments.named(TOPIC, controller.layout, 0).messages = 3
+        await split(broker, 0)
+        world.unread_minutes = 10
+        await broker.do(lambda _service: controller.create_subscription("s", "STREAM", "latest"))
+        assert await prune(broker) == [0]
+
+    simulate(main)
+
+
+@pytest.mark.req("R473-2")
+def test_a_segment_with_an_undecided_write_is_not_pruned() -> None:
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 1)
+        controller = await broker.lead()
+        parent = world.segments.named(TOPIC, controller.layout, 0)
+        parent.messages = parent.undecided = 1
+        await split(broker, 0)
+        assert await prune(broker) == []
+        parent.undecided = 0
+        assert await prune(broker) == [0]
+
+    simulate(main)
+
+
 def test_the_leader_prunes_by_itself() -> None:
     async def main(world: World) -> None:
         broker = await topic_with(world, 1)
