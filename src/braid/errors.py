@@ -14,7 +14,7 @@ A message is a full sentence that names the object and the remedy; the numbers r
     │   ├── Denied                 Unauthenticated · Forbidden
     │   └── Unavailable            NotReady · Overloaded · StorageUnavailable · QuotaExceeded  BACKOFF
     ├── StoreError                 metadata store: Conflict is `VersionConflict` · OutcomeUnknown · SessionLost · ...
-    ├── LedgerError                ledger store: LedgerFenced · LedgerClosed · LedgerNotFound · EntryCorrupt · ...
+    ├── LedgerError                ledger store: LedgerFenced · LedgerClosed · LedgerNotFound · LedgerLost · ...
     ├── ConfigError                names the key, the value, the file
     └── Closed                     use after close
 
@@ -383,6 +383,14 @@ class LedgerExists(LedgerError):
 
 class LedgerNotFound(LedgerError):
     status = 404
+
+
+class LedgerLost(LedgerError):
+    """A record names a ledger that its store does not know. Trying again does not help: somebody has to put the data back, or
+    give it up. Clients are told NotAllowed, which none of them repeats."""
+
+    code = 22
+    status = 500
 
 
 class EntryNotFound(LedgerError):

@@ -32,6 +32,7 @@ from braid.errors import (
     Closed,
     Conflict,
     LedgerFenced,
+    LedgerLost,
     MetadataFailure,
     NotReady,
     TopicNotFound,
@@ -52,6 +53,8 @@ DEFAULT_SCALABLE = ScalableConfig()
 DEFAULT_TRANSACTIONS = TransactionConfig()
 SAMPLED_AT_ONCE = 50
 """Topics whose counters are looked at without a pause."""
+MAX_LOST_TOPICS = 1000
+"""Topics with lost ledgers that are remembered for administrators."""
 CLOSING_AT_ONCE = 64
 """Topics that are closed at the same time: their last writes share commits."""
 
@@ -99,6 +102,8 @@ class BrokerService(ScalableTopics):
         """Answered with an address, over either protocol."""
         self.lookup_redirects = 0
         """Of these: sent to another broker."""
+        self.lost: dict[str, str] = {}
+        """Topics that could not be loaded because of lost ledgers, and what the error said."""
         self.unread_bytes = 0
         """Bytes of loaded topics that are kept only because no subscription has read them, at the last look."""
         self.service_url = ""
@@ -209,6 +214,8 @@ class BrokerService(ScalableTopics):
                 await topic.close()
                 raise NotReady(f"The topic {name} moved to another broker while it was loaded; look it up again.")
         except BraidError as error:
+            if isinstance(error, LedgerLost):
+                self._note_lost(key, error)
             del self._loading[key]
             loading.set_exception(error)
         except BaseException as error:
@@ -218,8 +225,16 @@ class BrokerService(ScalableTopics):
             raise
         else:
             del self._loading[key]
+            self.lost.pop(key, None)
             self.topics[key] = topic
             loading.set_result(topic)
+
+    def _note_lost(self, key: str, error: LedgerLost) -> None:
+        if key not in self.lost:
+            log.error("%s cannot be served: %s", key, error)
+            if len(self.lost) >= MAX_LOST_TOPICS:
+                del self.lost[next(iter(self.lost))]
+        self.lost[key] = error.message
 
     async def _open(self, name: TopicName, create: bool) -> Topic:
         policies = await self.namespaces.policies(name.namespace)
@@ -331,6 +346,7 @@ class BrokerService(ScalableTopics):
             if attached and not force:
                 raise StillInUse(f"The topic {name} has {attached} producers and consumers; close them or use force.")
             await self.unload(topic)
+        self.lost.pop(str(name), None)
         try:
             await self.logs.delete(name.managed_ledger_name, properties)  # also one whose deletion was begun and interrupted
         except TopicNotFound:

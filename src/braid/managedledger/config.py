@@ -70,6 +70,13 @@ class ManagedLedgerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
             le=7 * 24 * 60,
         ),
     ] = 10
+    skip_lost_ledgers: Annotated[
+        bool,
+        setting(
+            "Load topics whose records name ledgers that the store does not know, and give up what was in them; otherwise "
+            "such topics are refused"
+        ),
+    ] = False
     cache_bytes: Annotated[int, setting("Entries kept in memory for all logs of a broker, in bytes", ge=0, le=1 << 40)] = (
         64 << 20
     )

@@ -1,8 +1,9 @@
 """`CursorStore`: where one durable cursor's position survives: its record and its ledger.
 
 Owns both and the order in which they change: the first entry of a new ledger is durable before the CAS that points to it, and
-only then is the old ledger deleted. Only the last entry of a ledger counts; if it has none, or is lost, the snapshot in the
-record does. Upholds INV2 for cursors: loading one claims its record by CAS, then fences its ledger, then reads.
+only then is the old ledger deleted. Only the last entry of a ledger counts; if it has none, the snapshot in the record does. A
+ledger that is missing is an error (INV16): the snapshot may be old. Upholds INV2 for cursors: loading one claims its record by
+CAS, then fences its ledger, then reads.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from braid.errors import (
 )
 from braid.ledger.api import LedgerWriter
 from braid.managedledger.labels import ledger_labels
+from braid.managedledger.lost import given_up, lost
 from braid.managedledger.owned_record import OwnedRecord, swap
 from braid.managedledger.records import (
     CursorPosition,
@@ -36,6 +38,7 @@ from braid.managedledger.records import (
     encode_record,
     log_key,
 )
+from braid.managedledger.topic_names import topic_of
 from braid.metadata.api import ABSENT, Record
 from braid.metadata.names import encode_name
 from braid.model.positions import Position
@@ -228,8 +231,12 @@ class CursorStore:
                     return decode_position(ledger_id, (await reader.read(last, last))[0])
             finally:
                 await reader.close()
-        except (LedgerNotFound, EntryNotFound) as error:
-            log.error("cursor %s of log %s lost its ledger, its snapshot is used: %s", self.name, self._owner.name, error)
+        except (LedgerNotFound, EntryNotFound):
+            what = f"the subscription {self.name} of {topic_of(self._owner.name)}"
+            if not self._owner.config.skip_lost_ledgers:
+                raise lost(what, [ledger_id], store) from None
+            place = record.position.mark_delete
+            given_up(what, [ledger_id], store, f"it goes on behind {place.ledger_id}:{place.entry_id}, where its record has it")
         return record.position
 
 

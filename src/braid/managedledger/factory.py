@@ -8,7 +8,7 @@ A ledger that the record shows as closed was closed durably before; nobody can w
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 
 import msgspec
 
@@ -20,10 +20,12 @@ from braid.managedledger.cursor import ManagedCursor
 from braid.managedledger.cursor_store import CursorStore
 from braid.managedledger.deletion import finish_removal, remove_log
 from braid.managedledger.log import NO_LIMITS, ManagedLedger
+from braid.managedledger.lost import content_of, given_up, lost, missing
 from braid.managedledger.owned_record import OwnedRecord, swap
 from braid.managedledger.reading import settled
 from braid.managedledger.records import ROOT, LedgerInfo, LogRecord, decode_record, encode_record, log_key
 from braid.managedledger.retention import Limits
+from braid.managedledger.topic_names import topic_of
 from braid.metadata.api import ABSENT, MetadataStore, Span
 from braid.metadata.names import decode_name
 from braid.model.positions import Position
@@ -176,14 +178,14 @@ class ManagedLedgerFactory:
         key, value = record.key, record.value
         ledgers = list(value.ledgers)
         dropped: list[LedgerInfo] = []
+        gone: list[LedgerInfo] = []
         while ledgers and (ledgers[-1].timestamp == 0 or ledgers[-1].entries == 0):
             info = ledgers.pop()
             store = self._resolver.for_ledger(info.ledger_id, info.properties)
             try:
                 end = await settled(store, info.ledger_id)
             except LedgerNotFound:
-                log.error("ledger %d of %s is lost; the log goes on without it", info.ledger_id, key)
-                dropped.append(info)
+                gone.append(info)
                 continue
             if end.entries:
                 ledgers.append(
@@ -198,6 +200,10 @@ class ManagedLedgerFactory:
                 )
                 break
             dropped.append(info)
+        gone += await missing(self._resolver, [info for info in ledgers if info in value.ledgers])
+        if gone:
+            self._give_up(key, value.ledgers, gone)
+            ledgers = [info for info in ledgers if info not in gone]
         last_index, last_append_ms = value.last_index, value.last_append_ms
         if ledgers:  # what is stored counts, never less than what an earlier update wrote down
             last_index = max(last_index, ledgers[-1].last_index)
@@ -219,6 +225,16 @@ class ManagedLedgerFactory:
                 await self._resolver.for_ledger(info.ledger_id, info.properties).delete(info.ledger_id)
             except BraidError as error:
                 log.warning("empty ledger %d of %s cannot be deleted before the next start: %s", info.ledger_id, key, error)
+
+    def _give_up(self, key: str, listed: Sequence[LedgerInfo], gone: Sequence[LedgerInfo]) -> None:
+        """Refuse a log of which ledgers are missing, unless that is wanted otherwise (INV16)."""
+        gone = sorted(gone, key=lambda info: info.ledger_id)
+        what = f"the topic {topic_of(key.removeprefix(f'{ROOT}/'))}"
+        ids = [info.ledger_id for info in gone]
+        store = self._resolver.for_ledger(ids[0], gone[0].properties)
+        if not self._config.skip_lost_ledgers:
+            raise lost(what, ids, store)
+        given_up(what, ids, store, content_of(listed, gone))
 
     async def _load_cursors(self, opened: ManagedLedger, key: str) -> None:
         """Claim every cursor of this log; records of an earlier log of the same name (INV5) are swept."""

@@ -23,11 +23,13 @@ from braid.managedledger.config import ManagedLedgerConfig
 from braid.managedledger.cursor import ManagedCursor
 from braid.managedledger.cursor_store import CursorStore
 from braid.managedledger.deletion import remove_log
+from braid.managedledger.lost import lost
 from braid.managedledger.owned_record import OwnedRecord
 from braid.managedledger.reading import decode
 from braid.managedledger.records import LedgerInfo, LogRecord, PositionRecord, changed, decode_record
 from braid.managedledger.retention import Limits
 from braid.managedledger.stats import internal_stats
+from braid.managedledger.topic_names import topic_of
 from braid.metadata.api import MetadataStore
 from braid.model.positions import Position
 from braid.model.retention import NextTrim
@@ -226,7 +228,8 @@ class ManagedLedger(LogAppender):
                 return position, await self._reader.read(ledger_id, info.properties, first, last, max(max_bytes, 1))
             except LedgerNotFound:
                 if self.map.contains(position):
-                    raise
+                    store = self.resolver.for_ledger(ledger_id, info.properties)
+                    raise lost(f"the topic {topic_of(self.name)}", [ledger_id], store) from None
                 # trimmed meanwhile: go on with what is left
 
     async def size_before(self, position: Position) -> int:

@@ -21,9 +21,15 @@ SETTLE_ATTEMPTS = 3
 async def swap(store: MetadataStore, key: str, value: bytes, expected: int) -> int:
     """One compare-and-swap with a settled outcome; returns the new version. Raises VersionConflict, StoreUnavailable, and
     OutcomeUnknown only if reading back failed to settle it. `value` must name its writer."""
-    for _attempt in range(SETTLE_ATTEMPTS):
+    for attempt in range(SETTLE_ATTEMPTS):
         try:
             return (await store.put(key, value, expected=expected)).version
+        except VersionConflict:
+            # An earlier attempt may have been applied after all, after it was looked for.
+            found = await store.get(key, fresh=True) if attempt else None
+            if found is not None and found.value == value:
+                return found.version
+            raise
         except OutcomeUnknown:
             found = await store.get(key, fresh=True)
             if found is not None and found.value == value:

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from braid.errors import BraidError, NotAllowed, NotReady, OutcomeUnknown, StoreMismatch, VersionConflict
+from braid.errors import BraidError, LedgerNotFound, NotAllowed, NotReady, OutcomeUnknown, StoreMismatch, VersionConflict
 from braid.managedledger.api import LedgerResolver
 from braid.managedledger.labels import ledger_labels
+from braid.managedledger.lost import given_up, lost
 from braid.managedledger.owned_record import swap
 from braid.managedledger.records import FORMAT_VERSION, check_version
 from braid.metadata.api import ABSENT, MetadataStore
@@ -66,10 +67,13 @@ class SchemaLocator(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class SchemaStorage:
     """Puts and gets schemas. `schema_id` is `<tenant>/<namespace>/<encoded topic>`."""
 
-    def __init__(self, runtime: Runtime, metadata: MetadataStore, resolver: LedgerResolver) -> None:
+    def __init__(
+        self, runtime: Runtime, metadata: MetadataStore, resolver: LedgerResolver, *, skip_lost_ledgers: bool = False
+    ) -> None:
         self._clock = runtime.clock
         self._metadata = metadata
         self._resolver = resolver
+        self._skip_lost_ledgers = skip_lost_ledgers
 
     async def put(
         self, schema_id: str, type: int, data: bytes, properties: Mapping[str, str] | None = None, name: str = ""
@@ -110,11 +114,21 @@ class SchemaStorage:
 
     async def get(self, schema_id: str, version: int | None = None) -> StoredSchema | None:
         """That version, or the latest; None if there is none."""
-        locator, _version = await self._locator(locator_key(schema_id))
-        for index in reversed(locator.versions):
-            if version is None or index.version == version:
-                return await self._read(index)
-        return None
+        key = locator_key(schema_id)
+        for _attempt in range(ATTEMPTS):
+            locator, _version = await self._locator(key)
+            for index in reversed(locator.versions):
+                if version is None or index.version == version:
+                    try:
+                        return await self._read(index)
+                    except LedgerNotFound:
+                        if await self._is_listed(key, index):
+                            self._lost(schema_id, index)
+                            continue  # with an older version, if any will do
+                        break  # deleted meanwhile
+            else:
+                return None
+        raise NotReady(f"The schema {schema_id} is being changed by others all the time; try again.")
 
     async def latest(self, schema_id: str) -> StoredSchema | None:
         """The latest version, None if there is no schema."""
@@ -123,7 +137,8 @@ class SchemaStorage:
     async def versions(self, schema_id: str) -> list[StoredSchema]:
         """All versions, oldest first."""
         locator, _version = await self._locator(locator_key(schema_id))
-        return [await self._read(index) for index in locator.versions]
+        found = [await self.get(schema_id, index.version) for index in locator.versions]
+        return [schema for schema in found if schema is not None]
 
     async def delete(self, schema_id: str) -> bool:
         """Remove all versions: the locator, then the ledgers. False if there was no schema."""
@@ -167,6 +182,18 @@ class SchemaStorage:
             raise StoreMismatch(f"The entry of {where} is not a schema ({exc}).") from exc
         check_version(schema.format_version, where)
         return schema
+
+    async def _is_listed(self, key: str, index: SchemaIndex) -> bool:
+        return index in (await self._locator(key))[0].versions
+
+    def _lost(self, schema_id: str, index: SchemaIndex) -> None:
+        """The locator names a ledger that its store does not know: an error, unless that is wanted otherwise (INV16)."""
+        ledger_id = index.position.ledger_id
+        what = f"version {index.version} of the schema of {schema_id}"
+        store = self._resolver.for_ledger(ledger_id, index.position.properties)
+        if not self._skip_lost_ledgers:
+            raise lost(what, [ledger_id], store) from None
+        given_up(what, [ledger_id], store, "it is left out")
 
     async def _discard(self, position: SchemaPosition) -> None:
         try:

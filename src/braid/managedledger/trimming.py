@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from braid.errors import BraidError, InvalidTopicName
+from braid.errors import BraidError
 from braid.managedledger.records import LedgerInfo
 from braid.managedledger.retention import Fate, Rule, fates
-from braid.model.names import TopicName, is_reserved_subscription
+from braid.managedledger.topic_names import topic_of
+from braid.model.names import is_reserved_subscription
 from braid.model.positions import LATEST, Position
 from braid.model.retention import NextTrim
 
@@ -117,14 +118,6 @@ def next_trim(owner: ManagedLedger) -> NextTrim:
         unread_bytes=sum(info.size for info in owner.infos[_count(found) : without]),
         unread_minutes=0 if is_subscribed(owner) else owner.unread_minutes,
     )
-
-
-def topic_of(log_name: str) -> str:
-    """The topic whose log has this name, for people."""
-    try:
-        return str(TopicName.from_managed_ledger_name(log_name))
-    except InvalidTopicName:
-        return log_name
 
 
 def _report(owner: ManagedLedger, infos: list[LedgerInfo], messages: int | None, rules: set[Rule], keeps_unread: bool) -> None:

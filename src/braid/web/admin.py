@@ -7,6 +7,7 @@ another broker owns is answered there (`owners.py`).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from typing import Any, TypeVar
 
 from braid.broker.catalog import check_regular
@@ -21,6 +22,8 @@ from braid.web.calls import Ask
 from braid.web.owners import Owners
 
 T = TypeVar("T")
+MAX_LOST_SHOWN = 20
+"""Topics with lost ledgers that are named in warnings."""
 
 
 class Admin:
@@ -69,6 +72,10 @@ class Admin:
                 f"half of the disk of {disk >> 20} MB. Nothing is deleted for that: set a retention policy for the namespaces "
                 "of these topics, or truncate them."
             )
+        lost = self.service.lost
+        found += list(islice(lost.values(), MAX_LOST_SHOWN))
+        if len(lost) > MAX_LOST_SHOWN:
+            found.append(f"{len(lost) - MAX_LOST_SHOWN} more topics have ledgers that their store does not know.")
         return found
 
     async def partitions(self, name: TopicName) -> list[TopicName]:

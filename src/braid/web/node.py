@@ -69,7 +69,7 @@ class BrokerNode:
             config,
             metadata,
             factory,
-            SchemaStorage(runtime, metadata, resolver),
+            SchemaStorage(runtime, metadata, resolver, skip_lost_ledgers=logs.skip_lost_ledgers),
             scalable=scalable or ScalableConfig(),
             transactions=transactions or TransactionConfig(),
             retention=retention or RetentionConfig(),
