@@ -17,6 +17,7 @@ from typing import Any, cast
 from braid.broker.config import BrokerConfig
 from braid.errors import LedgerError, NotReady
 from braid.ledger.api import LedgerListener, LedgerMetadata, LedgerReader, LedgerStore, LedgerWriter
+from braid.managedledger.config import ManagedLedgerConfig
 from braid.managedledger.labels import labelled_for
 from braid.metadata.api import Event, MetadataStore
 from braid.model.names import TopicName
@@ -299,6 +300,7 @@ class TxnCluster:
         transactions: TransactionConfig | None = None,
         scalable: ScalableConfig | None = None,
         broker: BrokerConfig | None = None,
+        managed_ledger: ManagedLedgerConfig | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.clock = clock or ManualClock()
@@ -322,6 +324,7 @@ class TxnCluster:
             transactions=transactions
             or TransactionConfig(retention_seconds=RETENTION_SECONDS, collect_seconds=COLLECT_SECONDS, coordinators=4),
             scalable_topics=scalable or ScalableConfig(),
+            managed_ledger=managed_ledger or ManagedLedgerConfig(),
         )
         self.standalone = _Wired(config, Runtime(clock=self.clock), with_http=False, runtime_of=self._runtime_of)
         self.standalone.counts = self.counts
