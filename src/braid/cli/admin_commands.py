@@ -113,10 +113,12 @@ REPEATED = {
 }
 """Options that may be given several times."""
 SPECIAL: Mapping[tuple[str, str], Work] = {
+    ("topics", "create"): admin_work.create_topic,
     ("topics", "delete"): admin_work.delete_topics,
     ("subscriptions", "peek"): admin_work.peek,
     ("brokers", "drain"): admin_work.drain,
     ("brokers", "health"): admin_work.health,
+    ("scalable-topics", "create"): admin_work.create_scalable_topic,
     ("scalable-topics", "split-segment"): admin_work.split_segment,
     ("scalable-topics", "merge-segments"): admin_work.merge_segments,
 }

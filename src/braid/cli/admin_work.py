@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Literal
 
 import msgspec
 
@@ -15,6 +16,7 @@ from braid.client.admin_scalable_types import SegmentNode
 from braid.client.admin_types import StoredMessage
 from braid.errors import BraidError, ConfigError, DeadlineExceeded, NotFound, RequestError
 from braid.model.names import TopicName
+from braid.model.retention import NextTrim
 from braid.runtime.clock import SystemClock
 
 POLL_SECONDS = 0.5
@@ -49,6 +51,39 @@ async def delete_topics(client: AdminClient, topics: Sequence[str], *, force: bo
         raise failures[0]
     if failures:
         raise RequestError(f"{len(failures)} of {len(names)} topics were not deleted; see above.")
+
+
+async def create_topic(
+    client: AdminClient, topic: str, *, partitions: int = 0, properties: Mapping[str, str] | None = None
+) -> None:
+    """Create a regular topic, and say how long it keeps what nobody reads."""
+    await client.topics.create(topic, partitions=partitions, properties=properties)
+    with suppress(BraidError):  # the topic is there all the same
+        asked = client.topics.partitioned_stats if partitions else client.topics.stats
+        _tell_unread(topic, (await asked(topic)).next_trim)
+
+
+async def create_scalable_topic(
+    client: AdminClient,
+    topic: str,
+    *,
+    segments: int = 1,
+    properties: Mapping[str, str] | None = None,
+    routing: Literal["high16", "low16"] | None = None,
+) -> None:
+    """The same for a scalable one."""
+    await client.scalable_topics.create(topic, segments=segments, properties=properties, routing=routing)
+    with suppress(BraidError):
+        for each in (await client.scalable_topics.get_stats(topic)).segments.values():
+            _tell_unread(topic, each.next_trim)
+            break
+
+
+def _tell_unread(topic: str, found: NextTrim) -> None:
+    if minutes := found.unread_minutes:
+        days, rest = divmod(minutes, 24 * 60)
+        time = "for ever" if minutes < 0 else f"for {minutes} minutes" if rest else f"for {days} days"
+        note(f"{topic} has no subscription yet: messages are kept {time}, or as a retention policy of its namespace says.")
 
 
 async def peek(client: AdminClient, topic: str, subscription: str, *, position: int = 1, count: int = 1) -> list[StoredMessage]:

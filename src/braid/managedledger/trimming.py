@@ -101,9 +101,10 @@ def messages_of(owner: ManagedLedger, oldest: list[LedgerInfo]) -> int | None:
 
 def next_trim(owner: ManagedLedger) -> NextTrim:
     """What goes next, and when, as things stand."""
+    unread_minutes = 0 if is_subscribed(owner) else owner.unread_minutes
     found = look(owner)
     if not found:
-        return NextTrim()
+        return NextTrim(unread_minutes=unread_minutes)
     first = owner.infos[0]
     # A ledger that may go already waits for the next pass only.
     verdict = found[0]
@@ -116,7 +117,7 @@ def next_trim(owner: ManagedLedger) -> NextTrim:
         messages=messages_of(owner, [first]) if closed else 0,
         bytes=first.size if closed else 0,
         unread_bytes=sum(info.size for info in owner.infos[_count(found) : without]),
-        unread_minutes=0 if is_subscribed(owner) else owner.unread_minutes,
+        unread_minutes=unread_minutes,
     )
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import braid
 from braid.broker.config import BrokerConfig, RetentionConfig
+from braid.cli import admin_work
 from braid.cli.admin_output import next_trim
 from braid.cli.top import TopOptions, Watcher
 from braid.client import Client
@@ -249,3 +250,18 @@ async def test_brokers_warn_when_such_messages_fill_half_of_the_disk(world: Worl
     assert shown.endswith(warning)
     await world.service.trim()
     assert await world.read(PLAIN, 10) == list(range(11)), "it is not deleted for that"
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+async def test_who_creates_a_topic_is_told_how_long_it_keeps_messages(
+    world: World, partitions: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await admin_work.create_topic(world.admin, "plain", partitions=partitions)
+    assert capsys.readouterr().err == (
+        "plain has no subscription yet: messages are kept for 7 days, or as a retention policy of its namespace says.\n"
+    )
+    await admin_work.create_scalable_topic(world.admin, SCALABLE, segments=2)
+    assert capsys.readouterr().err.count("kept for 7 days") == 1
+    await world.admin.namespaces.set_retention(NAMESPACE, minutes=10, megabytes=-1)
+    await admin_work.create_topic(world.admin, "other")
+    assert capsys.readouterr().err == ""
