@@ -316,6 +316,13 @@ class QuotaExceeded(Unavailable):
     status = 429
 
 
+class StorageFull(QuotaExceeded, StorageUnavailable):
+    """The disk is nearly full: nothing was stored. The producers of every client show the number of an exceeded quota at once:
+    what waits in them fails, and they come back by themselves. That of other storage trouble they answer by silent retries."""
+
+    status = 507
+
+
 class Overloaded(Unavailable):
     """Too many requests under way."""
 
@@ -406,6 +413,8 @@ class EntryCorrupt(LedgerError):
 class LedgerStoreReadOnly(LedgerError):
     """Out of space: nothing was written, the store resumes by itself once there is room."""
 
+    code = StorageFull.code
+    status = StorageFull.status
     advice = Advice.BACKOFF
 
 
@@ -498,6 +507,12 @@ BY_STATUS: dict[int, type[RequestError]] = {
     500: UnknownFailure,
     501: NotAllowed,
 }
+
+
+def without_frames(error: BaseException) -> None:
+    """Take from an error what it went through, before it is kept: its traceback, and that of every error it came from, keeps
+    alive all variables of the frames in it, payloads included."""
+    error.__traceback__ = error.__cause__ = error.__context__ = None
 
 
 def from_status(status: int, message: str) -> RequestError:

@@ -308,7 +308,7 @@ def run_planted(plant: str, arguments: list[str]) -> None:
     honest = commit.write_group
     held: list[Any] = []
 
-    def early_receipt(journal: Any, items: Any, mark: bytes) -> Any:
+    def early_receipt(journal: Any, items: Any, mark: bytes, from_reserve: bool = False) -> Any:
         """Confirm groups of entries before they are written: they go to the journal some groups later."""
         held.append(items)
         if any(item[1] < 0 for item in items):  # an operation: everything must be in the journal
@@ -324,13 +324,13 @@ def run_planted(plant: str, arguments: list[str]) -> None:
         sizes = [len(data) for run in runs.values() for data in run]
         return commit.Group(runs, ops, entries=len(sizes), length=sum(sizes), written=0)
 
-    def reorder(journal: Any, items: Any, mark: bytes) -> Any:
+    def reorder(journal: Any, items: Any, mark: bytes, from_reserve: bool = False) -> Any:
         """Swap the bodies of two neighbours now and then."""
         for at in range(len(items) - 1):
             (one, first, head, body), (two, second, next_head, next_body) = items[at], items[at + 1]
             if one is two and first >= 0 and second % 50 == 0 and b"-single|" in body and b"-single|" in next_body:
                 items[at], items[at + 1] = (one, first, head, next_body), (two, second, next_head, body)
-        return honest(journal, items, mark)
+        return honest(journal, items, mark, from_reserve)
 
     async def flush(_cursor: Any) -> None:
         """An acknowledgment is confirmed before it is stored."""

@@ -54,6 +54,19 @@ class LocalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = 4096
     reserve_bytes: Annotated[
         int,
-        setting("Free space kept for checkpoints: with less, the store is read-only until there is room again", ge=0, le=_MAX),
+        setting(
+            "Free space kept for checkpoints and for deleting: entries that would leave less are refused, and the store is "
+            "read-only until there is room again",
+            ge=0,
+            le=_MAX,
+        ),
     ] = 64 << 20
+    resume_bytes: Annotated[
+        int,
+        setting(
+            "Free space beyond the reserve with which a read-only store takes entries again; it is at least what was refused",
+            ge=0,
+            le=_MAX,
+        ),
+    ] = 16 << 20
     probe_seconds: Annotated[float, setting("How often a read-only store looks for room", ge=0.001, le=3600)] = 1.0

@@ -85,7 +85,9 @@ class ThreadWorker:
                 result, error = job(), None
             except BaseException as exc:  # noqa: BLE001 - reported to the loop, which decides
                 result, error = None, exc
-            if not self._report(done, result, error):
+            is_heard = self._report(done, result, error)
+            del item, job, done, result, error  # or they live on until the next job, with every frame of an error
+            if not is_heard:
                 return
         self._report(self._end, None, None)
 

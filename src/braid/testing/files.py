@@ -100,7 +100,10 @@ class _OpenFile:
         taken, error = self._disk.admit(self._name, len(data))
         self._content.data += data[:taken]
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # or it and this frame hold each other, and the callers' frames with what they write
         return start
 
     def read(self, offset: int, size: int) -> bytes:

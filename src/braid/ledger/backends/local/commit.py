@@ -5,8 +5,9 @@ when the last one ends, without timer or delay. One callback on the loop then co
 task or closure per entry. Ledger operations (`Op`) travel in the same queue, so their order against entries is the order of
 calls.
 
-Out of space fails everything queued and makes the store read-only until a probe succeeds. Any other failure of the disk stops
-the queue for good and is reported once to `on_fatal`.
+Out of space fails everything queued and makes the store read-only until `room` finds some; only operations that help to free
+space are taken then, and may use the reserve. Any other failure of the disk stops the queue for good and is reported once to
+`on_fatal`.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ import logging
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from braid.errors import LedgerError, LedgerStoreFailed, LedgerStoreReadOnly
-from braid.ledger.backends.local.journal import FULL, Journal
+from braid.errors import LedgerError, LedgerStoreFailed, LedgerStoreReadOnly, without_frames
+from braid.ledger.backends.local.journal import FULL, Journal, no_space
 from braid.ledger.backends.local.records import RECORD, Kind
+from braid.ledger.backends.local.room import Room
 from braid.ledger.backends.local.writer import LocalLedgerWriter
 from braid.ledger.config import LocalSettings
-from braid.runtime.clock import Clock, Timer
+from braid.runtime.clock import Clock
 from braid.runtime.files import FileSystem
 from braid.runtime.slow import SlowOperations
 from braid.runtime.threads import Worker
@@ -32,8 +34,6 @@ log = logging.getLogger(__name__)
 
 OP = -1
 """In place of an entry id: the item is an operation, its record ready made."""
-_PROBE_FILE = "probe.tmp"
-_PROBE_BYTES = 1 << 16
 
 
 class Op:
@@ -69,7 +69,7 @@ class Group:
         self.written = written
 
 
-def write_group(journal: Journal, items: list[Item], mark: bytes) -> Group:
+def write_group(journal: Journal, items: list[Item], mark: bytes, from_reserve: bool = False) -> Group:
     """Encode, write and sync one group; runs on the worker."""
     parts: list[bytes] = [mark] if mark else []
     runs: Runs = {}
@@ -93,7 +93,7 @@ def write_group(journal: Journal, items: list[Item], mark: bytes) -> Group:
             runs[writer] = [data]
         else:
             run.append(data)
-    written = journal.append_group(b"".join(parts))
+    written = journal.append_group(b"".join(parts), from_reserve=from_reserve)
     return Group(runs, ops, entries=len(items) - len(ops), length=length, written=written)
 
 
@@ -118,7 +118,7 @@ class GroupCommit:
         self._clock = clock
         self._slow = slow
         self._began = 0.0
-        self._files = files
+        self._room = Room(files, path, settings, clock, worker, still_full=self._checkpoint_if_freed, ended=self._room_ended)
         self._path = path
         self._settings = settings
         self._on_confirmed = on_confirmed
@@ -129,7 +129,10 @@ class GroupCommit:
         self._writing: list[Item] = []
         self._rolls: list[asyncio.Future[int]] = []
         self._drained: list[asyncio.Future[None]] = []
-        self._probe_timer: Timer | None = None
+        self._owed: LedgerError | None = None
+        """Why everything in the queue fails as soon as the group under way has ended."""
+        self._has_freed = False
+        """Ledgers were deleted or closed while nothing else could be written: a checkpoint may free their space."""
         self._is_failed = False
         self.pending: list[Item] = []
         self.pending_bytes = 0
@@ -147,9 +150,10 @@ class GroupCommit:
         self.is_idle = False
         self._loop.call_soon(self._next)
 
-    def submit(self, record: bytes, op: Op) -> None:
-        """Queue an operation."""
-        if self.refusal is not None:
+    def submit(self, record: bytes, op: Op, *, frees: bool = False) -> None:
+        """Queue an operation. One that `frees` space is taken by a read-only store too: or nobody could make room by deleting.
+        Not behind entries that are about to fail, though: it may say where their ledger ends."""
+        if self.refusal is not None and not (frees and self._owed is None and not self._is_failed):
             error = type(self.refusal)(*self.refusal.args)
             if op.failed is not None:
                 op.failed(error)
@@ -184,13 +188,12 @@ class GroupCommit:
 
     def close(self) -> None:
         """Stop the probe; nothing may be queued any more."""
-        if self._probe_timer is not None:
-            self._probe_timer.cancel()
+        self._room.stop()
 
     def failed_job(self, error: BaseException) -> None:
         """A flush or checkpoint failed: out of space makes the store read-only, anything else ends it."""
         if isinstance(error, OSError) and error.errno in FULL:
-            error = LedgerStoreReadOnly(f"No space left in {self._path}; free some, writing resumes by itself.")
+            error = LedgerStoreReadOnly(no_space(self._path))
         if isinstance(error, LedgerStoreReadOnly):
             self._read_only(error)
         else:
@@ -204,15 +207,15 @@ class GroupCommit:
             self._worker.post(self._journal.roll, self._rolled)
         elif not self.pending:
             self._idle()
-        elif self.refusal is not None:
-            self._fail_queued(self.refusal)
+        elif self._owed is not None:
+            self._fail_queued(self._owed)
             self._idle()
-        elif not self.is_held:
+        elif not self.is_held or self.refusal is not None:  # what is queued by a read-only store takes no memory
             self._is_busy = True
             self._writing = items = self._take()
             self._began = self._clock.monotonic()
             mark, self.mark = self.mark, b""
-            self._worker.post(partial(write_group, self._journal, items, mark), self._written)
+            self._worker.post(partial(write_group, self._journal, items, mark, self.refusal is not None), self._written)
 
     def _take(self) -> list[Item]:
         pending, limit = self.pending, self._settings.group_bytes
@@ -264,6 +267,7 @@ class GroupCommit:
         took = self._clock.monotonic() - self._began
         if took >= self._slow.threshold:
             self._slow.note("ledger flush", f"a group of {group.entries} entries in {self._path}", took)
+        self._has_freed |= self.refusal is not None
         for writer, run in group.runs.items():
             writer.last_confirmed = writer.state.grow(run)
         self._on_confirmed(group)
@@ -288,7 +292,7 @@ class GroupCommit:
     def _fail_queued(self, error: LedgerError) -> None:
         """Nothing that is queued or under way will ever be confirmed."""
         items = self._writing + self.pending
-        self._writing, self.pending, self.pending_bytes = [], [], 0
+        self._writing, self.pending, self.pending_bytes, self._owed = [], [], 0, None
         for owner in dict.fromkeys(item[0] for item in items):
             if isinstance(owner, Op):
                 if owner.failed is not None:
@@ -301,10 +305,11 @@ class GroupCommit:
     def _read_only(self, error: LedgerStoreReadOnly) -> None:
         if self._is_failed:
             return
+        without_frames(error)  # it is kept, and its frames hold the group
         if self.refusal is None:
-            log.error("the ledger store in %s is read-only: %s", self._path, error)
             self.refusal = error
-            self._probe_timer = self._clock.call_later(self._settings.probe_seconds, self._probe)
+            self._owed = error if self.pending else None
+            self._room.wanted(error, self._journal.refused_bytes)
             self._on_space()
         self._next()
 
@@ -322,36 +327,16 @@ class GroupCommit:
         self._idle()
         self._on_fatal(error)
 
-    def _probe(self) -> None:
-        if not self._is_failed:
-            self._worker.post(self._try_room, self._probed)
+    def _checkpoint_if_freed(self) -> None:
+        if self._has_freed:
+            self._has_freed = False
+            self._on_space()
 
-    def _try_room(self) -> None:
-        free = self._files.free_bytes(self._path)
-        if free < self._settings.reserve_bytes + _PROBE_BYTES:
-            raise LedgerStoreReadOnly(f"Only {free} bytes are free in {self._path}.")
-        path = self._path / _PROBE_FILE
-        file = self._files.open(path, create=True)
-        try:
-            file.append(bytes(_PROBE_BYTES))
-            file.sync()
-        except OSError as exc:
-            if exc.errno not in FULL:
-                raise
-            raise LedgerStoreReadOnly(f"No space left in {self._path}.") from exc
-        finally:
-            file.close()
-            self._files.remove(path)
-
-    def _probed(self, _: Any, error: BaseException | None) -> None:
+    def _room_ended(self, error: BaseException | None) -> None:
         if self._is_failed:
             return
-        if error is None:
-            log.warning("the ledger store in %s has room again and takes entries", self._path)
-            self.refusal = None
-            self._probe_timer = None
-            self._on_space()
-        elif isinstance(error, LedgerStoreReadOnly):
-            self._probe_timer = self._clock.call_later(self._settings.probe_seconds, self._probe)
-        else:
+        if error is not None:
             self._fatal(error)
+            return
+        self.refusal = None
+        self._on_space()

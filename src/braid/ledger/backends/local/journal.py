@@ -43,6 +43,11 @@ def segment_numbers(files: FileSystem, directory: Path) -> list[int]:
     )
 
 
+def no_space(directory: Path) -> str:
+    """What is said when the file system itself has no room."""
+    return f"No space is left on the disk of {directory}; free some, writing resumes by itself."
+
+
 class Journal:
     """The writing end. Starts a new segment each time it is opened."""
 
@@ -69,6 +74,8 @@ class Journal:
         self._size = 0
         self._room = 0
         """Bytes that may be written before the free space is looked at again."""
+        self.refused_bytes = 0
+        """Size of the last group for which there was no room."""
         self.segment = 0
         self.sequence = 0
         """Number of the next group."""
@@ -78,14 +85,15 @@ class Journal:
         self.sequence = sequence
         self._begin(segment)
 
-    def append_group(self, payload: bytes) -> int:
-        """Write records as one group and sync it; returns the bytes written.
+    def append_group(self, payload: bytes, *, from_reserve: bool = False) -> int:
+        """Write records as one group and sync it; returns the bytes written. `from_reserve`: also with less than the reserve.
 
         Out of space: the journal is as before and `LedgerStoreReadOnly` is raised. Any other `OSError` means that the disk can
         no longer be trusted.
         """
         data = records.group(self._salt, self.sequence, payload)
-        self._check_room(len(data))
+        if not from_reserve:
+            self._check_room(len(data))
         if self._size > HEADER.size and self._size + len(data) > self._segment_bytes:
             self.roll()
             data = records.group(self._salt, self.sequence, payload)
@@ -99,7 +107,8 @@ class Journal:
                 raise
             file.truncate(self._size)
             file.sync()  # the group must not come back after a power cut: its writers are told that it was not written
-            raise LedgerStoreReadOnly(f"No space left in {self._directory}; free some, writing resumes by itself.") from exc
+            self.refused_bytes = len(data)
+            raise LedgerStoreReadOnly(no_space(self._directory)) from exc
         self._size += len(data)
         self.sequence += 1
         return len(data)
@@ -114,7 +123,7 @@ class Journal:
         except OSError as exc:
             if exc.errno not in FULL:
                 raise
-            raise LedgerStoreReadOnly(f"No space left in {self._directory}; free some, writing resumes by itself.") from exc
+            raise LedgerStoreReadOnly(no_space(self._directory)) from exc
         old.close()
         return self.segment
 
@@ -142,9 +151,11 @@ class Journal:
             return
         free = self._files.free_bytes(self._directory)
         if free < self._reserve_bytes + size:
+            self.refused_bytes = size
             raise LedgerStoreReadOnly(
-                f"Only {free} bytes are free in {self._directory} and {self._reserve_bytes} are kept in reserve; "
-                "free some space, writing resumes by itself."
+                f"The disk of {self._directory} is nearly full: a write of {size} bytes would leave less free than the "
+                f"{self._reserve_bytes} bytes kept in reserve, as only {free} are free; delete or expire data, or free space "
+                "otherwise: writing resumes by itself."
             )
         self._room = min(_FREE_CHECK_BYTES, free - self._reserve_bytes - size)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from braid.errors import EntryCorrupt
 from braid.ledger.backends.local import records
+from braid.ledger.backends.local.journal import FULL
 from braid.ledger.backends.local.records import HEADER, LEDGER_MAGIC
 from braid.runtime.files import File, FileSystem
 from braid.wire.checksum import crc32c
@@ -68,7 +69,8 @@ class BlockWriter:
         self._dirty_folders: set[Path] = set()
 
     def append(self, ledger_id: int, file_bytes: int, first: int, entries: Sequence[bytes]) -> int:
-        """Write entries after the first `file_bytes` bytes of the file; returns the new count. Not synced."""
+        """Write entries after the first `file_bytes` bytes of the file; returns the new count. Not synced. Out of space: what
+        was written is given back at once: others need the room, to free some."""
         file = self._file(ledger_id)
         if file.size() > file_bytes:
             file.truncate(file_bytes)
@@ -78,6 +80,15 @@ class BlockWriter:
                 "restore it from a backup."
             )
         self._dirty.add(ledger_id)
+        try:
+            self._append(file, ledger_id, file_bytes, first, entries)
+        except OSError as exc:
+            if exc.errno in FULL:
+                file.truncate(file_bytes)
+            raise
+        return file.size()
+
+    def _append(self, file: File, ledger_id: int, file_bytes: int, first: int, entries: Sequence[bytes]) -> None:
         if file_bytes == 0:
             file.append(records.header(LEDGER_MAGIC, ledger_id, self._store_id))
         start = 0
@@ -88,7 +99,6 @@ class BlockWriter:
                 end += 1
             file.append(encode_block(ledger_id, first + start, entries[start:end]))
             start = end
-        return file.size()
 
     def sync(self) -> None:
         """Make everything appended so far durable."""

@@ -149,7 +149,6 @@ class LocalLedgerStore:
         state = self._catalog.ledgers.get(ledger_id)
         if state is None:
             return
-        self._check_writable()
         writer = state.writer
         if writer is not None:
             writer.stop(LedgerFenced(f"Ledger {ledger_id} was deleted; its writer is done."))
@@ -160,7 +159,7 @@ class LocalLedgerStore:
             if writer is not None:
                 writer.tell_stopped()
 
-        await self._submit(records.record(Kind.DELETE, ledger_id, 0), deleted)
+        await self._submit(records.record(Kind.DELETE, ledger_id, 0), deleted, frees=True)
 
     async def ledgers(self) -> AsyncIterator[int]:
         self._check_open()
@@ -219,6 +218,15 @@ class LocalLedgerStore:
         """Size of the disk."""
         return self._runtime.files.total_bytes(self._path)
 
+    @property
+    def refusal(self) -> LedgerError | None:
+        """Why nothing can be written at the moment, if so; to be told, not to be raised."""
+        return self._commit.refusal
+
+    def space(self) -> tuple[int, int]:
+        """Free bytes of the disk, and how many of them are kept in reserve. One call that touches no disk (statvfs)."""
+        return self._runtime.files.free_bytes(self._path), self._settings.reserve_bytes
+
     def note_metadata(self, store_id: str, commit: int) -> None:
         """Remember the highest acknowledged commit of the metadata store; durable with the next group or checkpoint."""
         mark = self._catalog.mark
@@ -241,7 +249,6 @@ class LocalLedgerStore:
                 await asyncio.wait([state.settling])
                 continue
             self._check_open()
-            self._check_writable()
             await self._submit_close(state)
 
     async def checkpoint(self) -> None:
@@ -267,11 +274,19 @@ class LocalLedgerStore:
     # Operations in the queue
 
     async def _submit(
-        self, record: bytes, apply: Callable[[], None], failed: Callable[[LedgerError], None] | None = None
+        self,
+        record: bytes,
+        apply: Callable[[], None],
+        failed: Callable[[LedgerError], None] | None = None,
+        *,
+        frees: bool = False,
     ) -> None:
         done: asyncio.Future[None] = self._loop.create_future()
-        self._commit.submit(record, Op(done, apply, failed))
-        await done
+        self._commit.submit(record, Op(done, apply, failed), frees=frees)
+        try:
+            await done
+        finally:
+            del done  # an error would hold this frame, and the frame the error, until a rare collection
 
     async def _submit_close(self, state: LedgerState) -> None:
         writer = state.writer
@@ -291,7 +306,8 @@ class LocalLedgerStore:
             if writer is not None:
                 writer.fail(error)
 
-        self._commit.submit(records.record(Kind.CLOSE, state.ledger_id, last), Op(done, closed, failed))
+        # Taken from the reserve if need be: a log must be closed to be opened, and opened to be read, trimmed or deleted.
+        self._commit.submit(records.record(Kind.CLOSE, state.ledger_id, last), Op(done, closed, failed), frees=True)
         await asyncio.shield(done)
 
     def _forget(self, state: LedgerState) -> None:

@@ -75,7 +75,10 @@ class LocalLedgerWriter:
         entry_id = self.append(data, b"")
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiters.append((entry_id, done))
-        return await done
+        try:
+            return await done
+        finally:
+            del done  # an error would hold this frame and its data, and the frame the error, until a rare collection
 
     async def close(self) -> LedgerMetadata:
         if self._refusal is not None and not isinstance(self._refusal, LedgerClosed):

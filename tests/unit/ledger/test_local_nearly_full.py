@@ -1,0 +1,214 @@
+"""A nearly full disk: refusing and resuming do not alternate, nothing keeps what was refused, the log stays short, and
+deleting makes room."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import logging
+import sys
+
+import pytest
+from tests.unit.ledger.test_local_disk_faults import PATH, World
+
+from braid.errors import LedgerError, LedgerStoreReadOnly
+from braid.ledger.backends.local import LocalLedgerStore, LocalSettings
+from braid.ledger.backends.local.writer import LocalLedgerWriter
+from braid.testing.conformance.ledger import RecordingListener, read_all
+
+RESERVE, RESUME = 100_000, 80_000
+SETTINGS = LocalSettings(
+    reserve_bytes=RESERVE, resume_bytes=RESUME, tail_bytes=100, group_bytes=10_000, buffer_bytes=50_000, checkpoint_bytes=50_000
+)
+
+
+class Filled:
+    """A store that has just refused an entry, because of the reserve."""
+
+    def __init__(self) -> None:
+        self.world = World(capacity=600_000)
+        self.listener = RecordingListener()
+        self.kept = 0
+        self.store: LocalLedgerStore
+        self.writer: LocalLedgerWriter
+
+    async def fill(self, settings: LocalSettings = SETTINGS) -> Filled:
+        self.store = await self.world.open(settings)
+        writer = await self.store.create(listener=self.listener)
+        assert isinstance(writer, LocalLedgerWriter)
+        self.writer = writer
+        while not self.listener.failures:
+            self.writer.append(b"", b"x" * 5000)
+            await self.listener.confirmed(self.kept)
+            self.kept += 1
+        self.kept = self.listener.last + 1
+        await self.world.clock.advance(5)  # the checkpoint that a full disk starts
+        return self
+
+    def free(self, size: int) -> None:
+        """Let this many bytes be free."""
+        disk = self.world.disk
+        disk.capacity += size - disk.free_bytes(PATH)
+
+
+async def test_resuming_needs_more_room_than_refusing() -> None:
+    """First-hour repro: a probe content with a byte above the reserve lets the next group fail again, once a second."""
+    filled = await Filled().fill()
+    changes = 0
+    was = True
+    for step in range(60):
+        filled.free(RESERVE + 1000 + step * (RESUME // 60))  # above the reserve, but too little for more than a few groups
+        await filled.world.clock.advance(1.1)
+        changes += was is not filled.store.is_read_only
+        was = filled.store.is_read_only
+    assert changes == 0
+    filled.free(RESERVE + RESUME + 100)
+    await filled.world.clock.advance(1.1)
+    assert not filled.store.is_read_only
+    writer = await filled.store.create()
+    for _ in range(RESUME // 10_000):
+        await writer.add(b"y" * 5000)
+    assert not filled.store.is_read_only, "there was room for that much"
+    await filled.store.close()
+
+
+async def test_room_for_what_was_refused_is_waited_for() -> None:
+    """Also for an entry that is larger than the distance."""
+    world = World(capacity=1_000_000)
+    store = await world.open(SETTINGS)
+    writer = await store.create()
+    with pytest.raises(LedgerStoreReadOnly):
+        await writer.add(b"x" * 950_000)
+    await world.clock.advance(10)
+    assert store.is_read_only
+    world.disk.capacity = 1_200_000
+    await world.clock.advance(1.1)
+    assert not store.is_read_only
+    assert await (await store.create()).add(b"x" * 950_000) == 0
+    await store.close()
+
+
+async def test_a_quota_that_the_free_space_does_not_show() -> None:
+    """The probe writes as much as was refused."""
+    world = World()
+    store = await world.open(SETTINGS)
+    writer = await store.create()
+    world.disk.fail("append", "journal-", errno.EDQUOT)
+    with pytest.raises(LedgerStoreReadOnly):
+        await writer.add(b"x" * 1000)
+    world.disk.fail("append", "probe", errno.EDQUOT)
+    await world.clock.advance(1.1)
+    assert store.is_read_only
+    await world.clock.advance(1.1)
+    assert not store.is_read_only
+    assert not world.fatal
+    await store.close()
+
+
+@pytest.mark.parametrize("operation", ["reserve", "append", "sync"])
+async def test_a_refused_payload_is_let_go(operation: str) -> None:
+    """Refused writers live until their ledgers are deleted; what they keep must not hold the frames that held the payload."""
+    world = World()
+    store = await world.open(SETTINGS)
+    listener = RecordingListener()
+    writer = await store.create(listener=listener)
+    assert isinstance(writer, LocalLedgerWriter)
+    body = bytes(bytearray(2 << 20))  # more than is written without a look at the free space
+    before = sys.getrefcount(body)
+    gc.collect()
+    gc.disable()
+    try:
+        if operation == "reserve":
+            world.disk.capacity = RESERVE
+        else:
+            world.disk.fail("append" if operation == "append" else "sync", "journal-", errno.ENOSPC)
+        writer.append(b"", body)
+        error = await listener.failed()
+        assert isinstance(error, LedgerStoreReadOnly)
+        for kept in (error, writer._refusal, store.refusal):
+            assert kept is not None
+            assert (kept.__traceback__, kept.__cause__, kept.__context__) == (None, None, None)
+        for _ in range(3):
+            with pytest.raises(LedgerError):
+                writer.append(b"", body)
+            with pytest.raises(LedgerError):
+                await writer.add(body)
+            with pytest.raises(LedgerError):
+                await store.create()
+        await world.clock.advance(0.5)
+        assert sys.getrefcount(body) == before, "something keeps the payload"
+    finally:
+        gc.enable()
+    await store.close()
+
+
+async def test_the_log_says_it_once_then_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "braid")
+    filled = await Filled().fill()
+    for _ in range(600):
+        with pytest.raises(LedgerStoreReadOnly):
+            await filled.store.create()
+        with pytest.raises(LedgerStoreReadOnly):
+            filled.writer.append(b"", b"x")
+        await filled.world.clock.advance(1)
+    lines = [record.getMessage() for record in caplog.records]
+    assert 10 <= len(lines) <= 12, lines
+    assert "is read-only: The disk of" in lines[0]
+    assert str(RESERVE) in lines[0]
+    assert all("is read-only since" in line and str(RESERVE + RESUME) in line for line in lines[1:])
+    filled.world.disk.capacity = 1 << 30
+    await filled.world.clock.advance(2)
+    assert "has room again" in caplog.records[-1].getMessage()
+    assert len(caplog.records) == len(lines) + 1
+    await filled.store.close()
+
+
+async def test_deleting_works_from_the_reserve_and_makes_room() -> None:
+    filled = await Filled().fill()
+    store = filled.store
+    assert store.is_read_only
+    reader = await store.open(filled.writer.ledger_id, fence=True)  # who reads or deletes a topic opens its log
+    assert len(await read_all(reader)) == filled.kept
+    await store.delete(filled.writer.ledger_id)
+    assert store.is_read_only, "the bytes are still there"
+    await filled.world.clock.advance(5)
+    assert not store.is_read_only
+    assert filled.world.disk.free_bytes(PATH) > RESERVE + RESUME
+    again = await store.create()
+    assert await again.add(b"z" * 5000) == 0
+    filled.world.disk = filled.world.disk.power_cut()
+    store = await filled.world.open(SETTINGS)
+    assert [each async for each in store.ledgers()] == [again.ledger_id]
+    assert await read_all(await store.open(again.ledger_id, fence=True)) == [b"z" * 5000]
+    await store.close()
+
+
+async def test_an_end_behind_failing_entries_is_refused() -> None:
+    """Or the journal would say that the ledger ends after entries that were never written."""
+    world = World()
+    store = await world.open(SETTINGS)
+    listener = RecordingListener()
+    writer = await store.create(listener=listener)
+    await writer.add(b"kept")
+    world.disk.fail("sync", "journal-", errno.ENOSPC)
+    writer.append(b"", b"lost")
+    closing = store.open(writer.ledger_id, fence=True)
+    with pytest.raises(LedgerStoreReadOnly):
+        await closing
+    assert await read_all(await store.open(writer.ledger_id, fence=True)) == [b"kept"]
+    world.disk = world.disk.power_cut()
+    store = await world.open(SETTINGS)
+    assert await read_all(await store.open(writer.ledger_id, fence=True)) == [b"kept"]
+    assert not world.fatal
+    await store.close()
+
+
+async def test_no_room_even_for_a_deletion_is_refused_and_tried_again() -> None:
+    filled = await Filled().fill()
+    filled.world.disk.fail("append", "journal-", errno.ENOSPC)
+    with pytest.raises(LedgerStoreReadOnly):
+        await filled.store.delete(filled.writer.ledger_id)
+    await filled.store.delete(filled.writer.ledger_id)
+    assert [each async for each in filled.store.ledgers()] == []
+    assert not filled.world.fatal
+    await filled.store.close()
