@@ -16,7 +16,7 @@ SABOTAGE ?=
 # Compiled tests and modules are kept: a run starts hundreds of processes that import the same files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test check fmt bench kill sim churn moves power spark-faults fuzz clients docs proto lock suite-python java clean help
+.PHONY: setup demo test check fmt bench kill sim churn moves power full-disk spark-faults fuzz clients docs proto lock suite-python java clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -75,6 +75,9 @@ churn: setup  ## 200 random splits and merges under load, leaders and owners kil
 
 power: setup  ## 200 seeded power cuts of the whole broker on a forgetful file system
 	$(BIN)/python tests/power/power_loop.py --cuts 200
+
+full-disk: setup  ## ten minutes of producers on a small file system that fills and empties: memory and log (needs root)
+	$(BIN)/python -m tests.e2e.full_disk_loop
 
 spark-faults: setup $(CLASSES)  ## 200 faults at the Spark sink: drivers, executors and brokers killed, answers lost, attempts overtaken
 	$(BIN)/python packages/braid-spark/tests/spark/faults.py --count 200

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from braid.errors import QuotaExceeded
 from braid.model.positions import Position
 from braid.testing.raw_client import RawClient, id_of, payload_of
 from braid.wire.commands import Command
@@ -63,7 +64,7 @@ class Process:
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        self.url = line.split()[1] if line.startswith("ready ") else ""
+        self.url, self.http_url = line.split()[1:3] if line.startswith("ready ") else ("", "")
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
         """Exit code and standard error."""
@@ -107,14 +108,26 @@ async def read_back(url: str, count: int, topic: str = TOPIC) -> list[bytes]:
     return found
 
 
-async def is_stored(client: RawClient, number: int, size: int) -> bool:
-    """Publish; a refused producer is closed by the broker and made again here, as every client does."""
-    client.publish(b"%d:" % number + bytes(size), number)
-    answers = (CommandType.SEND_RECEIPT, CommandType.SEND_ERROR, CommandType.CLOSE_PRODUCER)
-    event = await client.take(lambda each: isinstance(each, Command) and each.type in answers, "a receipt or a refusal")
-    if event.type == CommandType.CLOSE_PRODUCER:
-        await client.producer(TOPIC)
-    return bool(event.type == CommandType.SEND_RECEIPT)
+class Publisher:
+    """A producer that is closed by the broker when it cannot store, and comes back with the next message, as every client."""
+
+    def __init__(self, client: RawClient) -> None:
+        self._client = client
+        self._is_attached = False
+
+    async def is_stored(self, number: int, size: int) -> bool:
+        client = self._client
+        if not self._is_attached:
+            try:
+                await client.producer(TOPIC)
+            except QuotaExceeded:
+                return False
+            self._is_attached = True
+        client.publish(b"%d:" % number + bytes(size), number)
+        answers = (CommandType.SEND_RECEIPT, CommandType.SEND_ERROR, CommandType.CLOSE_PRODUCER)
+        event = await client.take(lambda each: isinstance(each, Command) and each.type in answers, "a receipt or a refusal")
+        self._is_attached = event.type != CommandType.CLOSE_PRODUCER
+        return bool(event.type == CommandType.SEND_RECEIPT)
 
 
 def numbers(payloads: list[bytes]) -> list[int]:
@@ -139,25 +152,25 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 async def test_a_full_disk_refuses_reads_on_and_heals(small_disk: Path) -> None:
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(12 << 20))
-    settings = {"BRAID__LEDGER__RESERVE_BYTES": str(4 << 20)}
+    settings = {"BRAID__LEDGER__RESERVE_BYTES": str(4 << 20), "BRAID__LEDGER__RESUME_BYTES": str(4 << 20)}
     broker = Process(small_disk / "data", env=settings)
     try:
         client = await RawClient.connect(broker.url, answers_pings=True)
-        await client.producer(TOPIC)
+        producer = Publisher(client)
         await client.subscribe(TOPIC, "keeper")  # never acknowledges: nothing is trimmed
         acknowledged = 0
-        while await is_stored(client, acknowledged, 100_000):
+        while await producer.is_stored(acknowledged, 100_000):
             acknowledged += 1
             assert acknowledged < 300, "the disk never fills"
         assert acknowledged > 50
         for number in range(2000, 2003):
-            assert not await is_stored(client, number, 1000)
+            assert not await producer.is_stored(number, 1000)
         assert numbers(await read_back(broker.url, acknowledged)) == list(range(acknowledged)), "reads go on"
         assert broker.process.poll() is None
         ballast.unlink()
         resumed = 3000
         async with asyncio.timeout(20):
-            while not await is_stored(client, resumed, 10):
+            while not await producer.is_stored(resumed, 10):
                 resumed += 1
         client.close()
     finally:

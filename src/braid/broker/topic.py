@@ -25,6 +25,7 @@ from braid.errors import (
     LedgerFenced,
     NotReady,
     ProducerBusy,
+    StorageFull,
     SubscriptionNotFound,
     TopicTerminated,
 )
@@ -273,7 +274,9 @@ class Topic(TopicProducers):
             self.service.topic_lost(self)
 
     def _complain(self, what: str, cause: BraidError) -> None:
-        """Log trouble with the storage, seldom: clients that try again all the time must not fill the log."""
+        """Log trouble with the storage, seldom: clients that try again must not fill the log. A full disk the store reports."""
+        if cause.code == StorageFull.code:
+            return
         now = self.clock.monotonic()
         if now >= self._quiet_until:
             self._quiet_until = now + COMPLAINT_SECONDS

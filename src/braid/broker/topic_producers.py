@@ -13,6 +13,7 @@ from braid.broker.access import ProducerAccess
 from braid.broker.link import Link
 from braid.broker.producer import Producer, ProducerInfo
 from braid.errors import BraidError, NotReady, ProducerBusy, TopicTerminated
+from braid.managedledger.room import check_room
 from braid.runtime.tasks import Tasks
 from braid.wire.replies import close_producer, error, producer_success
 
@@ -66,6 +67,8 @@ class TopicProducers:
             self.check_open()
             if self.log.is_terminated:
                 raise TopicTerminated(f"The topic {self.name} was terminated and takes no more messages.")
+            # Not on the first message: this refusal every client shows at once, and fails with it what waits in the producer.
+            check_room(self.log.name, self.log.resolver)
             if (rival := self.producers.get(info.name)) is not None:
                 # Outside the lock: others need not wait until a dead connection is known to be dead.
                 await self._challenge(rival, info, link)

@@ -21,6 +21,7 @@ from braid.errors import (
     NotAllowed,
     NotFound,
     ProducerFenced,
+    QuotaExceeded,
     TopicTerminated,
     TransportError,
     Unavailable,
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 FINAL = (TopicTerminated, ProducerFenced, InvalidTopicName, NotAllowed, NotFound, Denied, IncompatibleSchema, Closed)
 """Answers that stay the same however often one asks."""
+FULL_PAUSE = 1.0
+"""Seconds between two questions whether there is room again: messages sent meanwhile wait for the answer."""
 TRANSIENT = (TransportError, Unavailable, TimeoutError)
 
 
@@ -155,7 +158,8 @@ class Attachment:
                     log.info("attaching to %s again failed: %s", self.topic, error)
                     self.refused(error)
                     await self.clock.sleep(self._jittered(pause))
-                    pause = min(pause * 2, self.config.backoff_max)
+                    longest = self.config.backoff_max
+                    pause = min(pause * 2, min(FULL_PAUSE, longest) if isinstance(error, QuotaExceeded) else longest)
 
     def _jittered(self, pause: float) -> float:
         return pause * (0.5 + self.client.runtime.random.random())

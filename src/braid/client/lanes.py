@@ -19,6 +19,7 @@ from braid.errors import (
     NotAllowed,
     NotFound,
     ProducerBusy,
+    QuotaExceeded,
     RequestError,
     TooLarge,
     TopicTerminated,
@@ -197,6 +198,8 @@ class TopicProducer(LaneMessages):
         return connection.producers.get(self.producer_id) is self
 
     def is_transient(self, error: BaseException) -> bool:
+        if isinstance(error, QuotaExceeded):
+            return False  # who makes a producer is told at once that nothing can be stored, as in other clients
         return super().is_transient(error) or (isinstance(error, ProducerBusy) and self.is_patient)
 
     def is_final(self, error: BraidError) -> bool:
@@ -211,6 +214,8 @@ class TopicProducer(LaneMessages):
         if self.segment is not None and isinstance(error, NotFound):
             self.is_outdated = True
             self._owner.lane_missing(self)
+        elif isinstance(error, QuotaExceeded) and not self.is_frozen:
+            self._no_room(error)
 
     def end(self, error: BraidError) -> None:
         if isinstance(error, TopicTerminated) and self.segment is not None:
@@ -287,6 +292,18 @@ class TopicProducer(LaneMessages):
                     "stored, so the transaction cannot be committed. (With deduplication=True the producer sends it again.)"
                 )
             )
+
+    def _no_room(self, error: QuotaExceeded) -> None:
+        """The storage takes nothing: what waits fails now, with the reason, rather than at its deadline without one. The lane
+        goes on asking, about once a second; what is sent meanwhile waits for the next answer."""
+        self.seal_batch()
+        error = QuotaExceeded(
+            f"{error} Messages sent before may be stored: nobody answered them." if self.is_doubtful else str(error)
+        )
+        drafts = self.take_back()
+        if drafts:
+            self._fail(drafts, error)
+            self._owner.lane_expired(self, error)
 
     def _sealed(self) -> None:
         """TopicTerminated: what was stored has been answered, the rest waits for the layout."""

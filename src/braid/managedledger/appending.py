@@ -23,6 +23,7 @@ from braid.errors import (
     LedgerFenced,
     LedgerStoreReadOnly,
     OutcomeUnknown,
+    StorageFull,
     StorageUnavailable,
     StoreError,
     TopicTerminated,
@@ -35,6 +36,7 @@ from braid.managedledger.ledger_list import LedgerList, without_empty_end
 from braid.managedledger.owned_record import OwnedRecord
 from braid.managedledger.reading import LogReader, settled
 from braid.managedledger.records import LedgerInfo, LogRecord
+from braid.managedledger.room import unavailable
 from braid.managedledger.tail import Tail
 from braid.model.positions import Position
 from braid.runtime.env import Runtime
@@ -255,7 +257,7 @@ class LogAppender:
         self._give_up(tail, error)
         if isinstance(error, LedgerFenced):
             raise error
-        raise StorageUnavailable(f"The log {self.name} cannot be written at the moment: {error}") from error
+        raise unavailable(self.name, error) from error
 
     def _give_up(self, tail: Tail, error: LedgerError) -> None:
         """A call failed: unlike after the store's own report, what was pushed before may still become durable."""
@@ -344,9 +346,9 @@ class LogAppender:
             self._fence(error)
             return error
         except (LedgerError, StoreError, StorageUnavailable, Closed) as error:
-            if not self._queue:  # otherwise the listener hears of it, and says so at its own pace
+            failure = unavailable(self.name, error)
+            if not (self._queue or isinstance(failure, StorageFull)):  # else the listener, or the store, says so at its pace
                 log.warning("log %s cannot go on for now: %s", self.name, error)
-            failure = StorageUnavailable(f"The log {self.name} cannot be written at the moment: {error}")
             self._fail_adds(failure)
             return failure
         return None

@@ -19,6 +19,7 @@ from braid.errors import (
     LedgerError,
     LedgerFenced,
     LedgerNotFound,
+    LedgerStoreReadOnly,
     NotReady,
     OutcomeUnknown,
     VersionConflict,
@@ -141,7 +142,8 @@ class CursorStore:
             except LedgerFenced:
                 raise
             except LedgerError as error:
-                log.warning("cursor %s of log %s leaves its ledger: %s", self.name, self._owner.name, error)
+                if not isinstance(error, LedgerStoreReadOnly):  # of a full disk its store tells, once for all cursors
+                    log.warning("cursor %s of log %s leaves its ledger: %s", self.name, self._owner.name, error)
                 self._writer = None
             else:
                 return

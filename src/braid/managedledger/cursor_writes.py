@@ -28,6 +28,7 @@ class CursorWrites:
 
     __slots__ = (
         "_is_hurried",
+        "_is_reported",
         "_is_stopped",
         "_joined",
         "_log",
@@ -52,6 +53,8 @@ class CursorWrites:
         self.writing: asyncio.Task[None] | None = None
         """The write under way."""
         self._is_hurried = False
+        self._is_reported = False
+        """The log says that the last write failed; it is repeated every `cursor_flush_ms`, its line is not."""
         self._is_stopped = False
         self._timer: Timer | None = None
         self._joined: list[asyncio.Future[None]] = []
@@ -132,6 +135,7 @@ class CursorWrites:
                 if self._store is not None:
                     await self._store.save(self._snapshot())
                 _tell(self._joined, None)
+                self._is_reported = False
                 if not self._waiting and not self._is_hurried:
                     break
             error = None
@@ -141,7 +145,9 @@ class CursorWrites:
             self._log.lost(fenced)
         except BraidError as failed:
             error = failed
-            log.warning("the position of cursor %s of log %s is not stored yet: %s", self._name, self._log.name, failed)
+            if not self._is_reported:
+                self._is_reported = True
+                log.warning("the position of cursor %s of log %s is not stored yet: %s", self._name, self._log.name, failed)
         finally:
             self.writing = None
             if error is not None:

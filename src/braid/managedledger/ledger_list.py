@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from braid.errors import BraidError, InvariantBroken, LedgerFenced
+from braid.errors import BraidError, InvariantBroken, LedgerFenced, LedgerStoreReadOnly
 from braid.managedledger.api import LedgerResolver
 from braid.managedledger.ledger_map import LedgerMap
 from braid.managedledger.owned_record import OwnedRecord
@@ -122,13 +122,14 @@ class LedgerList:
             self._fenced(error)
             raise
 
-    async def discard(self, ledger_id: int, properties: Mapping[str, str]) -> None:
-        """Delete a ledger that no record names any more. If that fails (a full disk) the next trim tries again; a broker that
-        ends before leaves an orphan, which harms nobody."""
+    async def discard(self, ledger_id: int, properties: Mapping[str, str], *, is_again: bool = False) -> None:
+        """Delete a ledger that no record names any more. If that fails the next trim tries again, and is not reported again; a
+        broker that ends before leaves an orphan, which harms nobody. Of a full disk its store tells."""
         try:
             await self._resolver.for_ledger(ledger_id, properties).delete(ledger_id)
         except BraidError as error:
-            log.warning("ledger %d of log %s could not be deleted yet: %s", ledger_id, self._log, error)
+            if not (is_again or isinstance(error, LedgerStoreReadOnly)):
+                log.warning("ledger %d of log %s could not be deleted yet: %s", ledger_id, self._log, error)
             if len(self._undeleted) < MAX_UNDELETED:
                 self._undeleted[ledger_id] = properties
 
@@ -136,7 +137,7 @@ class LedgerList:
         """Try again what `discard` could not delete."""
         undeleted, self._undeleted = self._undeleted, {}
         for ledger_id, properties in undeleted.items():
-            await self.discard(ledger_id, properties)
+            await self.discard(ledger_id, properties, is_again=True)
 
 
 def without_empty_end(infos: list[LedgerInfo]) -> list[LedgerInfo]:

@@ -157,6 +157,11 @@ class Engine:
         self._drop(lease)
         await self._pipeline.settle()
 
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the disk is full: nothing is written until there is room again."""
+        return self._pipeline.is_read_only
+
     def is_live(self, session_id: str) -> bool:
         lease = self._leases.get(session_id)
         return lease is not None and lease.state is SessionState.CONNECTED

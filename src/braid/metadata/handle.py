@@ -62,6 +62,11 @@ class Handle:
     def capabilities(self) -> Capabilities:
         return CAPABILITIES
 
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the disk is full."""
+        return self._engine.is_read_only
+
     def heartbeat(self) -> None:
         """Renew the session now; without effect on one that ended."""
         self._lease.renew()

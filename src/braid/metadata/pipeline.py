@@ -34,6 +34,8 @@ MAX_GROUP: Final = 4096
 MAX_GROUP_BYTES: Final = 8 << 20
 PROBE_SECONDS: Final = 1.0
 """Between two attempts to write again after the disk was full."""
+REMINDER_SECONDS: Final = 60.0
+"""Between two lines in the log while the disk stays full."""
 IDLE_SECONDS: Final = 1.0
 """Without a commit, after which the journal may tidy up."""
 
@@ -108,6 +110,7 @@ class Pipeline:
         self._pending_bytes = 0
         self._flush_due = False
         self._is_stopping = False
+        self._full_since = self._reminded = 0.0
         self._timers: dict[str, Timer] = {}
         self._durable_when_idle = counter
 
@@ -243,6 +246,7 @@ class Pipeline:
     def _out_of_room(self, error: JournalFull) -> None:
         log.error("the metadata store is read-only: %s", error)
         self.is_read_only = True
+        self._full_since = self._reminded = self._clock.monotonic()
         self._discard(lambda: StoreUnavailable(f"The metadata store could not write and nothing was changed: {error}"))
         self._arm("probe", PROBE_SECONDS, self._probe)
 
@@ -252,6 +256,9 @@ class Pipeline:
 
     def _probed(self, counter: int, error: BaseException | None) -> None:
         if isinstance(error, JournalFull):
+            if (now := self._clock.monotonic()) - self._reminded >= REMINDER_SECONDS:
+                self._reminded = now
+                log.warning("the metadata store is read-only since %.0f s: %s", now - self._full_since, error)
             self._arm("probe", PROBE_SECONDS, self._probe)
         elif error is not None:
             self._fail(error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from itertools import islice
+from math import inf
 from typing import Any, TypeVar
 
 from braid.broker.catalog import check_regular
@@ -35,6 +36,7 @@ class Admin:
         server: BrokerServer,
         is_writable: Callable[[], bool],
         disk_bytes: Callable[[], int | None] = lambda: None,
+        space: Callable[[], tuple[float, int]] = lambda: (inf, 0),
     ) -> None:
         self.service = service
         self.server = server
@@ -42,6 +44,8 @@ class Admin:
         """Whether storage takes writes at the moment."""
         self.disk_bytes = disk_bytes
         """Size of the disk; None if there is none."""
+        self.space = space
+        """Free bytes of the disk of the ledgers, without end in memory, and how many of them are kept in reserve."""
         self.http_url = ""
         self.loop_lag = 0.0
         self.rates = service.rates

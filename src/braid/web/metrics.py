@@ -146,6 +146,9 @@ class Metrics:
         )
         yield "braid_lost_topics", "Topics that are refused because their store does not know their ledgers", len(service.lost)
         yield "braid_storage_writable", "Whether storage takes writes", int(admin.is_writable())
+        free, reserved = admin.space()
+        yield "braid_storage_free_bytes", "Free bytes of the disk of the ledgers; +Inf in memory", free
+        yield "braid_storage_reserved_bytes", "Of these, kept in reserve: entries that would leave less are refused", reserved
         yield from service.scalable_gauges()
 
     def _operations(self) -> Iterator[Any]:

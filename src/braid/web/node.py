@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
+from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -133,11 +134,13 @@ class BrokerNode:
 
         self._remote = self.service.remote_segments = RemoteSegmentsPool()
         self._stack.push_async_callback(self._remote.close)
+        stores = (self._ledgers, self.metadata)
         admin = Admin(
             self.service,
             self.server,
-            lambda: not getattr(self._ledgers, "is_read_only", False),
+            lambda: not any(getattr(store, "is_read_only", False) for store in stores),
             lambda: getattr(self._ledgers, "disk_bytes", None),
+            getattr(self._ledgers, "space", lambda: (inf, 0)),
         )
         self._http = HttpServer(self.runtime, make_app(admin), self.config.bind_address, self.config.http_port)
         await self._listen("HTTP server", self.config.http_port, self._stack.enter_async_context(self._http))

@@ -11,7 +11,7 @@ from litestar.response import Response
 
 from braid import __version__
 from braid.broker.registry import BrokerInfo
-from braid.errors import InvalidArgument, NotAllowed, NotFound, NotReady, StorageUnavailable
+from braid.errors import InvalidArgument, NotAllowed, NotFound, NotReady, StorageFull
 from braid.model.bundles import Bundle, hash_of
 from braid.web.admin import Admin
 from braid.web.calls import Ask, Calls, Query
@@ -119,7 +119,11 @@ def _state(admin: Admin, calls: Calls) -> None:
             await _here(admin, ask, wanted)
         await admin.service.namespaces.clusters()
         if not admin.is_writable():
-            raise StorageUnavailable("The storage takes no writes: the disk is full.")
+            free, reserved = admin.space()
+            raise StorageFull(
+                f"The storage takes no entries, because the disk was found nearly full. Now {free:.0f} bytes are free, of "
+                f"which {reserved} are kept in reserve. Delete or expire data, or free space otherwise: it resumes by itself."
+            )
         me = admin.ownership.broker_id
         if me not in [broker.broker_id for broker in await admin.ownership.brokers()]:
             raise NotReady(f"The broker {me} is not registered with the others at the moment; it serves no topics.")

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from braid.broker.dedup import CURSOR_NAME
-from braid.errors import BraidError, LedgerOverloaded, LedgerStoreReadOnly, Overloaded, StoreUnavailable
+from braid.errors import (
+    BraidError,
+    LedgerOverloaded,
+    LedgerStoreReadOnly,
+    Overloaded,
+    StorageFull,
+    StorageUnavailable,
+    StoreUnavailable,
+)
 from braid.managedledger.config import ManagedLedgerConfig
 from braid.model.names import TopicName
 from braid.model.positions import Position
@@ -249,8 +257,12 @@ async def test_clients_that_try_again_on_a_full_disk_do_not_fill_the_log(world: 
     broker = await world.broker()
     topic = await broker.service.topic(TopicName.parse("t"), create=True)
     for _ in range(50):
-        topic.log_failed(LedgerStoreReadOnly("No space left."), [])
-    assert caplog.text.count("No space left.") == 1
+        topic.log_failed(StorageUnavailable("No answer."), [])
+    assert caplog.text.count("No answer.") == 1
     await world.clock.advance(11)
-    topic.log_failed(LedgerStoreReadOnly("No space left."), [])
-    assert caplog.text.count("No space left.") == 2
+    topic.log_failed(StorageUnavailable("No answer."), [])
+    assert caplog.text.count("No answer.") == 2
+    for error in (LedgerStoreReadOnly("No space left."), StorageFull("No space left.")):
+        await world.clock.advance(11)
+        topic.log_failed(error, [])
+    assert "No space left." not in caplog.text, "of a full disk its store tells, once for all topics"

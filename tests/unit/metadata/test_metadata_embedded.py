@@ -174,6 +174,33 @@ async def test_full_disk_is_read_only_until_there_is_room(tmp_path: Path) -> Non
     await root.close()
 
 
+async def test_a_full_disk_is_written_to_again_only_with_room_to_spare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe that is content with the room for its own row would let the next commit fail, once a second."""
+    free = 10 << 30
+    monkeypatch.setattr(SystemFiles, "free_bytes", lambda _self, _path: free)
+    clock = SteppedClock()
+    root = await embedded.open_store(replace(Runtime(), clock=clock), path=tmp_path)
+    journal = root._storage.journal
+    assert isinstance(journal, SqliteJournal)
+    store, worker = root.handle("a"), root._storage.worker
+    assert journal._db is not None
+    journal._db.execute("PRAGMA max_page_count = 1")
+    with pytest.raises(StoreUnavailable, match="no room"):
+        await store.put("/full/big", b"x" * 1_000_000)
+    journal._db.execute("PRAGMA max_page_count = 1000000")
+    free = 2_000_000  # enough for the probe, not for what was refused
+    for _ in range(3):
+        clock.advance(PROBE_SECONDS)
+        await worker.run(lambda: None)
+        assert store.is_read_only
+    free = 4_000_000
+    clock.advance(PROBE_SECONDS)
+    await worker.run(lambda: None)
+    assert not store.is_read_only
+    await store.put("/full/big", b"x" * 1_000_000)
+    await root.close()
+
+
 async def test_write_ahead_log_is_checkpointed_when_idle_and_when_large(tmp_path: Path) -> None:
     clock = SteppedClock()
     root = await embedded.open_store(replace(Runtime(), clock=clock), path=tmp_path)

@@ -248,6 +248,31 @@ async def test_full_disk_makes_the_store_read_only_until_a_probe_succeeds(bench:
     assert bench.journal.counter == bench.engine.commit_counter == appended.result().version
 
 
+async def test_a_full_disk_is_reported_once_and_then_once_a_minute(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    store = bench.engine.handle("a")
+    bench.journal.error = JournalFull("no room")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(unavailable(store.put("/f/new", b"")))
+        await bench.commit()
+    for _ in range(200):
+        with pytest.raises(StoreUnavailable, match="read-only"):
+            await store.put("/f/new", b"")
+        store.heartbeat()
+        bench.clock.advance(pipeline.PROBE_SECONDS)
+        if bench.worker.jobs:
+            bench.worker.release()
+        await bench.turns()
+    assert [record.getMessage()[:33] for record in caplog.records] == ["the metadata store is read-only: "] + [
+        "the metadata store is read-only s"
+    ] * 3
+    assert store.is_read_only
+    bench.journal.error = None
+    bench.clock.advance(pipeline.PROBE_SECONDS)
+    bench.worker.release()
+    await bench.turns()
+    assert not store.is_read_only
+
+
 async def unavailable(call: Any) -> None:
     with pytest.raises(StoreUnavailable):
         await call

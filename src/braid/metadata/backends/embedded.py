@@ -34,6 +34,10 @@ LOG_BYTES: Final = CHECKPOINT_PAGES * PAGE // 2
 ROOM_BYTES: Final = 64 * LOG_BYTES
 """Free room that there must be for that."""
 
+RESUME_BYTES: Final = 1 << 20
+"""Free room, and twice what was refused, with which a full disk is written to again: a probe that is content with the room for
+its own row would let the next commit fail, once a second."""
+
 _UPSERT = "INSERT INTO record (key, body) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET body = excluded.body"
 _DELETE = "DELETE FROM record WHERE key = ?"
 
@@ -55,6 +59,7 @@ class SqliteJournal:
         self._path = directory / FILE_NAME
         self._store_id = new_store_id
         self._db: sqlite3.Connection | None = None
+        self._needed = 0  # free bytes that a probe wants to see
         self._wal_pages = 0  # at most; counted since the last checkpoint
 
     def load(self) -> Image:
@@ -82,6 +87,8 @@ class SqliteJournal:
         # One statement per kind: the last change of a key within a group decides.
         last = dict(changes)
         puts = [(key, encode_row(row)) for key, row in last.items() if row is not None]
+        if self._needed and self._files.free_bytes(self._directory) < self._needed:
+            raise JournalFull(f"There is too little room for {self._path}: {self._needed} bytes must be free.")
         try:
             db.execute("BEGIN IMMEDIATE")
             if len(puts) < len(last):
@@ -94,8 +101,10 @@ class SqliteJournal:
             if _code(exc) == sqlite3.SQLITE_FULL:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
+                self._needed = RESUME_BYTES + 2 * sum([PAGE + len(body) for _, body in puts])
                 raise JournalFull(f"There is no room left for {self._path}.") from exc
             raise
+        self._needed = 0
         # Counted high: new rows share the table's last page, each may touch one page of the key index.
         self._wal_pages += 4 + sum([1 + len(body) // PAGE for _, body in puts]) + 2 * (len(last) - len(puts))
         if self._wal_pages > CHECKPOINT_PAGES:
