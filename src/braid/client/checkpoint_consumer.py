@@ -63,6 +63,7 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
         self._start = understood_start(start)
         self._places: dict[int, Place] = {}
         """Every segment of the layout (of the group's share, in a group) and how far it was received."""
+        self._is_opening = True
         self._next_segment = 0
         """Segments from this id on were not seen yet."""
         self._left_at: dict[int, int] = {}
@@ -104,6 +105,7 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
                     raise NotReady(f"The end of {lane.topic} could not be found in time; try again.")
         finally:
             timer.cancel()
+        self._is_opening = False
         self._check()
 
     @property
@@ -158,6 +160,7 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
             self.fail(error)  # partitions go only with their topic, which no layout tells
         elif self.layouts.failure is None:
             self._vanished(lane.segment_id)
+            self._follow(self.layouts.layout)
 
     # Which segments are read.
 
@@ -292,6 +295,11 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
         elif lane is not None and lane.is_exhausted:
             lane.is_ended = True
             self._finish_if_read(lane)
+        elif self._is_opening and not isinstance(self._start, Checkpoint) and not (lane is not None and lane.was_attached):
+            # Retention was quicker than the first attachment. What there is begins behind it; nobody was told of more.
+            if lane is not None:
+                self._remove(lane)
+            self._places[segment_id] = END
         else:
             self._fail_outdated(segment_id)
 

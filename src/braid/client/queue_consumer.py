@@ -135,6 +135,8 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
         """Heap of entries to be sent again: time, a number to break ties, the lane and its attachment, where."""
         self._refused_entries: dict[tuple[QueueLane, int, Position], int] = {}
         """The same to be found, with their numbers; what is not here any more was sent again for another reason."""
+        self._is_late = False
+        """Whether opening waits for nothing any more."""
         self._number = 0
         self._refused_timer: tuple[float, Timer] | None = None
         self._ack_timer: Timer | None = None
@@ -148,18 +150,22 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
         self.layouts.listen(self._follow, self._layout_failed)
         self._follow(layout)
         timer = self.clock.call_later(self.config.operation_timeout, self._give_up_trying)
-        lanes = list(self._lanes.values())
+        tried: list[QueueLane] = []
         try:
-            for lane in lanes:
-                await lane.tried.wait()
+            # Segments may be split and removed meanwhile: those that follow them are waited for, too.
+            while untried := [lane for lane in self._lanes.values() if lane not in tried]:
+                for lane in untried:
+                    await lane.tried.wait()
+                tried.extend(untried)
         finally:
             timer.cancel()
         self._check()
-        for lane in lanes:
+        for lane in tried:
             if lane.failure is not None:
-                if layout.segment(lane.segment_id).is_active:
+                info = self.layouts.layout.all_segments.get(lane.segment_id)
+                if info is not None and info.is_active:
                     lane.check_usable()
-            elif not lane.was_attached and not lane.is_busy:
+            elif self._lanes.get(lane.segment_id) is lane and not lane.was_attached and not lane.is_busy:
                 raise DeadlineExceeded(
                     f"The segment {lane.topic} could not be reached within {self.config.operation_timeout:g} s, so the "
                     f"subscription {self.subscription} is not complete; try again."
@@ -272,6 +278,8 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
             origin=self._origin,
         )
         lane = self._lanes[info.segment_id] = QueueLane(self.client, self, topic, options, self._attached_again)
+        if self._is_late:
+            lane.tried.set()
         lane.open_soon()
 
     def _leave_if_drained(self, lane: QueueLane) -> None:
@@ -310,6 +318,7 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
         self._follow(self.layouts.layout)
 
     def _give_up_trying(self) -> None:
+        self._is_late = True
         for lane in self._lanes.values():
             lane.tried.set()
 
