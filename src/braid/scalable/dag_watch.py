@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 
-from braid.errors import BraidError, Closed, NotAllowed, StoreError, TopicNotFound
+from braid.errors import BraidError, Closed, InvariantBroken, NotAllowed, NotReady, StoreError, TopicNotFound
 from braid.metadata.api import MetadataStore, Record
 from braid.model.layout import SegmentLayout
 from braid.model.names import Domain, TopicName
@@ -151,7 +152,11 @@ class DagWatches:
                 update = await feed.look()
             session = DagWatchSession(session_id, topic, push, feed)
             feed.sessions[session] = None
-            session.show(update)
+            try:
+                session.show(update)
+            except BaseException:
+                session.close()
+                raise
             return session
         finally:
             feed.arriving -= 1
@@ -220,8 +225,7 @@ class _Feed:
             elif metadata is None or metadata.is_deleting:
                 error = TopicNotFound(f"The topic {self.topic.scalable} does not exist.")
                 self._update = self._basis = None
-                for session in tuple(self.sessions):
-                    session.end(error)
+                self._tell(lambda session: session.end(error))
                 raise error
             else:
                 basis, layout = (metadata.incarnation, metadata.epoch), metadata.layout
@@ -235,9 +239,19 @@ class _Feed:
             is_new = basis != self._basis
             self._update, self._basis, self._made_at = update, basis, self._clock.monotonic()
             if is_new:
-                for session in tuple(self.sessions):
-                    session.show(update)
+                self._tell(lambda session: session.show(update))
             return update
+
+    def _tell(self, told: Callable[[DagWatchSession], None]) -> None:
+        """Tell all sessions. One that cannot be told ends, and is nobody else's concern."""
+        for session in tuple(self.sessions):
+            try:
+                told(session)
+            except Exception:
+                log.exception("a session could not be told the layout of %s; it ends", self.topic)
+                with suppress(Exception):
+                    session.end(NotReady(f"The layout of {self.topic} could not be told; look it up again."))
+                session.close()
 
     def _is_real(self) -> bool:
         """Whether the sessions were shown a scalable topic."""
@@ -345,6 +359,10 @@ class _Feed:
                 self._clock.call_later(RETRY_SECONDS, self._news.set)
             except Closed:
                 return
+            except InvariantBroken:
+                raise
+            except Exception:  # or the sessions would never hear of anything again
+                log.exception("the layout of %s could not be looked at and is looked at again", self.topic)
 
     async def _listen(self, key: str) -> None:
         while True:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 
-from braid.errors import BraidError, Closed, StoreError
+from braid.errors import BraidError, Closed, NotReady, StoreError
 from braid.metadata.api import Delete, Event, MetadataStore, Put, Record, Span
 from braid.model.names import NamespaceName
 from braid.runtime.clock import Timer
@@ -70,6 +71,12 @@ class NamespaceWatchSession:
         if self._feed is not None and wanted != known:
             self._known = wanted
             self._push(NamespaceDiff(tuple(sorted(wanted - known)), tuple(sorted(known - wanted))))
+
+    def fail(self, error: BraidError) -> None:
+        """Tell why, as far as that is possible, and close."""
+        with suppress(Exception):
+            self._push(error)
+        self.close()
 
     def close(self) -> None:
         """Hear nothing any more. Idempotent."""
@@ -197,8 +204,11 @@ class _Feed:
         try:
             metadata = decode(ScalableTopicMetadata, record.key, record.value)
         except StoreError as error:
-            log.warning("the topic %s is left out: %s", name, error)
-            topics.pop(name, None)
+            log.warning("what is known of the topic %s stays as it is: %s", name, error)
+            if (known := self.topics.get(name)) is not None:
+                topics[name] = known
+            else:
+                topics.pop(name, None)
             return
         if metadata.is_deleting:
             topics.pop(name, None)
@@ -212,7 +222,11 @@ class _Feed:
     def _tell(self) -> None:
         self._collecting = None
         for session in tuple(self.sessions):
-            session.compare(self.topics)
+            try:
+                session.compare(self.topics)
+            except Exception:  # its own concern, not that of those who are told after it
+                log.exception("a watch could not be told the topics of %s; it ends", self._namespace)
+                session.fail(NotReady(f"The topics of {self._namespace} could not be told; watch them again."))
 
     async def _reconcile(self) -> None:
         while True:

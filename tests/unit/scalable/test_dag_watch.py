@@ -69,6 +69,45 @@ def epochs(heard: list[DagUpdate | BraidError]) -> list[int | str]:
     return [each.layout.epoch if isinstance(each, DagUpdate) else type(each).__name__ for each in heard]
 
 
+class Deaf(list[DagUpdate | BraidError]):
+    """Hears the first update and no other."""
+
+    def __call__(self, heard: DagUpdate | BraidError) -> None:
+        self.append(heard)
+        if len(self) > 1:
+            raise ValueError("cannot be encoded")
+
+
+@pytest.mark.inv("INV15")
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_session_that_cannot_be_told_ends_and_the_others_go_on(is_deleted: bool) -> None:
+    async def main(world: World) -> None:
+        layout = SegmentLayout.initial(2, 5)
+        await world.put_topic(layout)
+        broker, deaf = Broker(world), Deaf()
+        session = await broker.watches.open(1, TOPIC, deaf)
+        _, heard = await broker.open(session_id=2)
+        for change in range(3):
+            layout = layout.split(max(layout.active_segments), 9)
+            await world.put_topic(layout)
+            await asyncio.sleep(world.config.reconcile_seconds)
+            assert epochs(heard)[-1] == change + 1
+        assert not session.is_open
+        assert len(deaf) == 3  # the layout, the next one, and that it ends
+        assert broker.watches.session_count == 1
+        if is_deleted:
+            _, other = await broker.open(session_id=3)
+            broken = Deaf([last(heard)])
+            with pytest.raises(ValueError, match="encoded"):
+                await broker.watches.open(4, TOPIC, broken)
+            assert broker.watches.session_count == 2
+            await world.store.delete(topic_path(TOPIC))
+            await asyncio.sleep(1)
+            assert epochs(heard)[-1] == epochs(other)[-1] == "TopicNotFound"
+
+    virtually(main)
+
+
 @pytest.mark.req("R468-1", "R468-5", "R468-39", "R468-40")
 def test_the_first_update_has_the_whole_dag_with_addresses() -> None:
     async def main(world: World) -> None:

@@ -132,3 +132,36 @@ def test_after_many_watches_nothing_is_left() -> None:
         assert watches.feeds == {}
 
     virtually(main)
+
+
+@pytest.mark.inv("INV15")
+def test_a_watch_that_cannot_be_told_ends_and_the_others_go_on() -> None:
+    async def main(world: World) -> None:
+        def push(news: object) -> None:
+            if not isinstance(news, NamespaceSnapshot):
+                raise ValueError("cannot be encoded")
+
+        await put(world, "a")
+        watches = NamespaceWatches(world.runtime, world.engine.handle("broker"), world.config)
+        await watches.open(2, NAMESPACE, push)
+        _, heard = await watch(watches)
+        for name in ("b", "c"):
+            await put(world, name)
+            await asyncio.sleep(1)
+        assert heard[1:] == [NamespaceDiff(names("b"), ()), NamespaceDiff(names("c"), ())]
+        assert watches.session_count == 1
+
+    virtually(main)
+
+
+def test_a_record_that_cannot_be_read_does_not_say_that_the_topic_is_gone() -> None:
+    async def main(world: World) -> None:
+        await put(world, "a")
+        watches = NamespaceWatches(world.runtime, world.engine.handle("broker"), world.config)
+        _, heard = await watch(watches)
+        await world.store.put(topic_path(named("a")), b"{")
+        await world.store.put(topic_path(named("never")), b"{")
+        await asyncio.sleep(3 * world.config.reconcile_seconds)
+        assert heard == [NamespaceSnapshot(names("a"))]
+
+    virtually(main)
