@@ -25,6 +25,7 @@ from braid.errors import (
     ConsumerDisplaced,
     ConsumerNotFound,
     InvalidArgument,
+    InvariantBroken,
     NotReady,
     PreconditionFailed,
     StoreError,
@@ -393,7 +394,10 @@ class SubscriptionCoordinator:
         for session in (*late, *changed):
             if session.handle is not None and not self.is_closed:  # others are answered when they register
                 session.is_untold = False
-                session.handle.push(self._assignment(session))
+                try:
+                    session.handle.push(self._assignment(session))
+                except Exception:  # its own concern: the others must hear of theirs
+                    log.exception("consumer %s of %s could not be told its segments", session.name, self.name)
 
     def _assignment(self, session: ConsumerSession) -> ConsumerAssignment:
         known = [each for number in session.segments if (each := self._layout.all_segments.get(number)) is not None]
@@ -463,6 +467,11 @@ class SubscriptionCoordinator:
                 return
             except StoreError as error:
                 log.warning("subscription %s of %s tries again: %s", self.name, self.topic, error)
+                self._clock.call_later(RETRY_SECONDS, self._news.set)
+            except InvariantBroken:
+                raise
+            except Exception:  # or nobody would ever be assigned anything again
+                log.exception("subscription %s of %s could not be looked after and is tried again", self.name, self.topic)
                 self._clock.call_later(RETRY_SECONDS, self._news.set)
 
     def _check_alive(self) -> None:

@@ -11,7 +11,7 @@ from braid.errors import Closed, ConsumerBusy, InvalidArgument, NotReady, StoreU
 from braid.metadata.claims import StaleLeader
 from braid.model.layout import SegmentLayout
 from braid.model.segments import physical_name
-from braid.scalable.api import ConsumerRegistration
+from braid.scalable.api import ConsumerAssignment, ConsumerRegistration
 from braid.scalable.config import ScalableConfig
 from braid.scalable.records import SubscriptionMetadata
 
@@ -537,5 +537,31 @@ def test_a_connection_lost_during_registration_is_not_registered_as_alive() -> N
         assert coordinator.state().connected_consumers == 0
         await asyncio.sleep(61)
         assert coordinator.state().consumer_count == 0
+
+    virtually(main)
+
+
+@pytest.mark.inv("INV15")
+def test_a_consumer_that_cannot_be_told_costs_the_others_nothing() -> None:
+    class Deaf(Client):
+        def push(self, assignment: ConsumerAssignment) -> None:
+            raise ValueError("cannot be encoded")
+
+    async def main(world: World) -> None:
+        layout = four()
+        world.segments.fill(TOPIC, layout, 0, "sub")
+        coordinator = (await world.leader()).coordinator(layout)
+        await join(coordinator, "a", Deaf("a"))
+        b, _ = await join(coordinator, "b")
+        c, _ = await join(coordinator, "c")
+        assert [ids(each) for each in b.pushed] == [[2]]
+        coordinator.on_layout_change(layout.split(3, 5))
+        world.segments.fill(TOPIC, layout.split(3, 5), 0, "sub")
+        await asyncio.sleep(30)
+        await coordinator.unregister("c", c)
+        await asyncio.sleep(30)
+        held_now = held(coordinator)
+        assert ids(b.pushed[-1]) == list(held_now["b"])
+        assert sorted(number for each in held_now.values() for number in each) == [0, 1, 2, 4, 5]
 
     virtually(main)
