@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Literal
@@ -58,6 +59,8 @@ async def create_topic(
 ) -> None:
     """Create a regular topic, and say how long it keeps what nobody reads."""
     await client.topics.create(topic, partitions=partitions, properties=properties)
+    if not sys.stderr.isatty():  # a hint for people: scripts that look at errors get none
+        return
     with suppress(BraidError):  # the topic is there all the same
         asked = client.topics.partitioned_stats if partitions else client.topics.stats
         _tell_unread(topic, (await asked(topic)).next_trim)
@@ -73,6 +76,8 @@ async def create_scalable_topic(
 ) -> None:
     """The same for a scalable one."""
     await client.scalable_topics.create(topic, segments=segments, properties=properties, routing=routing)
+    if not sys.stderr.isatty():
+        return
     with suppress(BraidError):
         for each in (await client.scalable_topics.get_stats(topic)).segments.values():
             _tell_unread(topic, each.next_trim)

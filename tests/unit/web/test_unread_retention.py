@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -254,8 +255,12 @@ async def test_brokers_warn_when_such_messages_fill_half_of_the_disk(world: Worl
 
 @pytest.mark.parametrize("partitions", [0, 2])
 async def test_who_creates_a_topic_is_told_how_long_it_keeps_messages(
-    world: World, partitions: int, capsys: pytest.CaptureFixture[str]
+    world: World, partitions: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """On a terminal; scripts hear nothing."""
+    await admin_work.create_topic(world.admin, "quiet")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     await admin_work.create_topic(world.admin, "plain", partitions=partitions)
     assert capsys.readouterr().err == (
         "plain has no subscription yet: messages are kept for 7 days, or as a retention policy of its namespace says.\n"
