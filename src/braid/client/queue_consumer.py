@@ -128,7 +128,7 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
         self._backoff = nack_backoff or Backoff(first=self.config.redelivery_delay)
         self._dead_letters = DeadLetters(client, self.topic, subscription, dead_letter) if dead_letter is not None else None
         self._first_new = 0
-        """Segments from this id on were made after this consumer, which must miss nothing of them."""
+        """Partitions from this number on were made after this consumer, which must miss nothing of them."""
         self._drained: dict[int, float] = {}
         """Sealed segments that everything of was acknowledged, with the time to look again."""
         self._refused: list[tuple[float, int, QueueLane, int, Position]] = []
@@ -266,11 +266,14 @@ class QueueConsumer(SegmentsConsumer[QueueLane]):
 
     def _add(self, info: SegmentInfo) -> None:
         topic = str(physical_name(self.layouts.resolved, info))
+        # Of a segment the broker knows whether it is younger than the subscription. It must not be asked for the beginning: the
+        # first attachment makes the subscription, and decides where it begins on all segments.
+        is_younger = self.layouts.is_synthetic and info.segment_id >= self._first_new
         options = LaneOptions(
             subscription=self.subscription,
             sub_type=SubType.SHARED,
             name=self.name,
-            initial=InitialPosition.EARLIEST if info.segment_id >= self._first_new else self._initial,
+            initial=InitialPosition.EARLIEST if is_younger else self._initial,
             codec=self.codec,
             partition=self._partition_of(topic),
             segment_id=info.segment_id,

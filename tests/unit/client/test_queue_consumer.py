@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
@@ -377,3 +378,32 @@ async def test_a_batch_refused_in_part_and_forgotten_in_part_is_sent_again_once(
                 while len(consumer._queue) < 2:  # noqa: ASYNC110 - the broker takes its own time
                     await asyncio.sleep(0.005)
                 await clock.advance(0.9)  # when the refused one would have come by itself
+
+
+async def test_a_segment_that_comes_while_it_opens_does_not_decide_where_the_subscription_begins(
+    broker: InProcessBroker, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attachment makes the subscription. A segment younger than the consumer used to ask for its beginning, and then
+    a subscription at the latest message began at the earliest on every other segment too."""
+    await produce(client, 0, 20)
+    honest, released = client.locate, asyncio.Event()
+
+    async def late(topic: str, *args: Any, **options: Any) -> Any:
+        if topic.endswith(("-0", "-1")):
+            await released.wait()
+        return await honest(topic, *args, **options)
+
+    monkeypatch.setattr(client, "locate", late)
+    service = broker.nodes[0].service
+    consumer = QueueConsumer(client, TOPIC, "q", initial="latest")
+    opening = asyncio.get_running_loop().create_task(consumer.open())
+    await until(lambda: consumer.segments == [0, 1])
+    await (await leader(broker)).split_segment(0)
+    await until(lambda: any("q" in topic.subscriptions for name, topic in service.topics.items() if name.endswith("-2")))
+    released.set()
+    await opening
+    record = await service.records.subscription(NAME, "q", (await service.scalable.metadata(NAME)).incarnation)
+    assert record is not None and record.initial == "latest"
+    await produce(client, 20, 30)
+    assert numbers(await take(consumer, 10)) == list(range(20, 30))
+    await consumer.close()
