@@ -16,7 +16,7 @@ SABOTAGE ?=
 # Compiled tests and modules are kept: a run starts hundreds of processes that import the same files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test check fmt bench kill sim churn moves power full-disk spark-faults fuzz clients docs proto lock suite-python java clean help
+.PHONY: setup demo test check fmt bench kill sim sim-long churn moves power full-disk spark-faults fuzz clients docs proto lock suite-python java clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -63,9 +63,13 @@ bench: setup  ## measure publish, delivery, latency, memory, restart; BEFORE=<co
 kill: setup  ## kill -9 the broker 50 times under load and look for lost or reordered messages
 	$(BIN)/python tests/e2e/kill_loop.py --kills 50
 
-sim: setup  ## seeds of the simulator: make sim [SEED=n] [WORKLOAD=W1|W2|W3|W4|W5|W6|W9] [SEEDS=n] [PLANT=k]
+sim: setup  ## seeds of the simulator: make sim [SEED=n] [WORKLOAD=W1] [SEEDS=n] [PLANT=k]
 	$(BIN)/python -m tests.sim.run_sim $(if $(SEED),--seed $(SEED)) $(if $(WORKLOAD),--workload $(WORKLOAD)) \
 		$(if $(SEEDS),--seeds $(SEEDS)) $(if $(PLANT),--plant $(PLANT))
+
+sim-long: setup  ## fresh random seeds of all workloads in turn: make sim-long [SEEDS=n] [SECONDS=n] [JOBS=n] [WORKLOAD=w] [SUMMARY=1]
+	$(BIN)/python -m tests.sim.run_long $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS)) \
+		$(if $(JOBS),--jobs $(JOBS)) $(if $(WORKLOAD),--workload $(WORKLOAD)) $(if $(SUMMARY),--summary)
 
 moves: setup  ## three brokers under load, a topic moves every second, one broker is killed and one paused past its session
 	$(BIN)/python tests/e2e/move_loop.py --seconds 60 --interval 1.0

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.sim.planted_scalable import SCALABLE_PLANTS
+from tests.sim.planted_survivors import SURVIVORS
 from tests.sim.planted_txn import TXN_PLANTS
 from tests.sim.planting import Patch, Plant, changed
 
@@ -52,6 +53,7 @@ def no_reconcile() -> list[Patch]:
 PLANTS: dict[int, Plant] = {
     **SCALABLE_PLANTS,
     **TXN_PLANTS,
+    **SURVIVORS,
     10: Plant("watch listener leak", "W9", 0, ("C19",), leaking_watches),
     18: Plant(
         "seek by the client's time",

@@ -12,11 +12,14 @@ import multiprocessing
 import os
 import sys
 import time
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tests.sim.planted import PLANTS, planted
 from tests.sim.planting import Plant
 
+from braid.testing.sim.history import Event
 from braid.testing.sim.workloads import WORKLOADS, run
 
 DEFAULT_SEEDS = 300
@@ -35,6 +38,8 @@ class Result(NamedTuple):
     digest: str
     violations: list[str]
     trace: str
+    events: Mapping[str, int]
+    """How often what happened, see `what_happened`."""
 
 
 def run_one(job: tuple[str, int, int | None]) -> Result:
@@ -51,7 +56,24 @@ def run_one(job: tuple[str, int, int | None]) -> Result:
         outcome.digest,
         [str(violation) for violation in outcome.violations],
         outcome.history.trace() if outcome.violations else "",
+        what_happened(outcome.history.events),
     )
+
+
+def what_happened(events: list[Event]) -> Counter[str]:
+    """Operations that ended, by name and outcome; faults by name, those at a step also by step and deed; subscriptions that
+    arrived while others were at work by kind and position."""
+    found: Counter[str] = Counter()
+    for event in events:
+        if event.op == "fault":
+            found[f"fault {event.value[0]}"] += 1
+            if event.value[0] in ("txn-step", "plan-step"):
+                found[f"{event.value[0]} {event.value[-2]}"] += 1
+        elif event.op == "arrive":
+            found[f"arrive {event.value[2]} {event.value[3]}"] += 1
+        elif event.kind != "invoke":
+            found[f"{event.op} {event.kind}"] += 1
+    return found
 
 
 def replay_command(result: Result, plant: int | None) -> str:

@@ -267,3 +267,24 @@ def test_a_history_is_written_and_read_as_json_lines() -> None:
     log.remark("a line of the log")
     assert load(log.lines()) == log.events
     assert "a line of the log" in log.trace() and '"op":"send"' in log.trace()
+
+
+def test_a_subscription_begins_where_it_was_asked_to() -> None:
+    def ask(kind: str, subscription: str) -> tuple[Any, ...]:
+        return ("c", kind, "subscribe", [T, subscription])
+
+    before, after = (sent(0, "invoke"), sent(0)), (sent(1, "invoke"), sent(1))
+    for subscription, seen, expected in (
+        ("new-earliest", (0, 1), []),
+        ("new-earliest", (1,), ["C1"]),
+        ("new-latest", (1,), []),
+        ("new-latest", (0, 1), ["C1"]),
+        ("old-earliest", (1,), []),
+    ):
+        asked = (ask("invoke", subscription), ask("ok", subscription))
+        rows = (*before, *asked, *after, *(got(each, subscription=subscription) for each in seen))
+        assert names(checkers.begins_where_asked(history(*rows), prefix="new-")) == expected
+    meanwhile = (sent(0, "invoke"), ask("invoke", "new-latest"), sent(0), ask("ok", "new-latest"))
+    assert checkers.begins_where_asked(history(*meanwhile, got(0, subscription="new-latest")), prefix="new-") == []
+    unanswered = (*before, ask("invoke", "new-earliest"))
+    assert checkers.begins_where_asked(history(*unanswered), prefix="new-") == []

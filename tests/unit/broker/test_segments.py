@@ -24,6 +24,7 @@ from braid.errors import (
     TopicTerminated,
 )
 from braid.managedledger.config import ManagedLedgerConfig
+from braid.managedledger.cursor_store import CursorStore
 from braid.managedledger.records import log_key
 from braid.metadata.api import Span
 from braid.metadata.claims import StaleLeader
@@ -514,6 +515,34 @@ async def test_a_drained_answer_survives_a_crash_of_the_owner(world: Any, broker
     await broker.kill()
     successor = await world.broker(believes=True)
     assert (await made(successor).backlog(segment, "s")).is_drained
+
+
+@pytest.mark.inv("INV8")
+async def test_a_segment_is_not_called_drained_while_its_last_acknowledgment_is_being_written(
+    broker: Any, layout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment, client = names(layout)[0], await broker.client()
+    await create(broker, segment, subscriptions={"s": "earliest"})
+    await client.producer(str(segment))
+    position = await client.store(b"x", 0)
+    await client.subscribe(str(segment), "s", permits=10)
+    await client.messages(1)
+    await made(broker).terminate(segment, epoch=EPOCH, incarnation=LIFE, force=True)
+    honest, written = CursorStore.save, asyncio.Event()
+
+    async def late(store: CursorStore, state: Any) -> None:
+        await written.wait()
+        await honest(store, state)
+
+    monkeypatch.setattr(CursorStore, "save", late)
+    client.ack(position)
+    await client.settle()
+    asked = asyncio.get_running_loop().create_task(made(broker).backlog(segment, "s"))
+    await client.settle()
+    is_said = asked.done()
+    written.set()
+    assert not is_said
+    assert (await asked).is_drained
 
 
 async def test_acknowledgments_of_a_sealed_segment_are_saved_before_its_operation_ends(

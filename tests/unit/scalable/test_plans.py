@@ -150,6 +150,27 @@ def test_a_subscription_that_appears_during_a_split_is_on_the_children(at: str) 
     simulate(main)
 
 
+@pytest.mark.inv("INV7")
+def test_a_subscription_that_appears_during_a_split_misses_nothing_of_the_children() -> None:
+    """The layout shows the children before the last cursors are made: what was sent to them meanwhile counts."""
+
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 1)
+        parent = world.segments.named(TOPIC, await world.layout(), 0)
+
+        async def appear(name: str) -> None:
+            if name == "split:late-cursors":
+                parent.cursors["late"] = 0
+                for number in (1, 2):
+                    world.segments.named(TOPIC, await world.layout(), number).messages = 3
+
+        await steps_of(split(broker, 0), appear)
+        layout = await world.layout()
+        assert [world.segments.named(TOPIC, layout, number).cursors for number in (1, 2)] == [{"late": 0}] * 2
+
+    simulate(main)
+
+
 @pytest.mark.req("R468-48")
 @pytest.mark.parametrize("at", ["split:discover", "split:flip", "split:finish"])
 def test_somebody_else_writes_the_record_during_a_split(at: str) -> None:

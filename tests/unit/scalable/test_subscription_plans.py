@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from tests.unit.scalable.coordination import TOPIC, Client, Leader, World, held, ids, join, virtually
@@ -180,7 +181,7 @@ def test_a_reset_waits_also_for_those_who_are_attached_and_not_registered_yet() 
         world.segments.hook = look
         await leader.plans(lambda: layout).seek("sub", 0)
         assert resets == [((), False)] * 2
-        assert held(coordinator) == {"a": (0, 1)}
+        assert sorted(held(coordinator)["a"]) == [0, 1]
 
     virtually(main)
 
@@ -547,5 +548,35 @@ def test_a_registration_that_fails_does_not_make_an_owed_removal_forgotten() -> 
         await leader.plans(lambda: layout).seek("sub", 0)
         await leader.crash()
         assert await read_from_the_parent(world, layout) == {"a": (0,)}
+
+    virtually(main)
+
+
+@pytest.mark.inv("INV8")
+def test_what_a_look_finds_drained_while_cursors_are_moved_is_forgotten() -> None:
+    """Its cursor may be moved back after the look, and a segment never stops being drained by itself."""
+
+    async def main(world: World) -> None:
+        layout = grown()
+        world.segments.fill(TOPIC, layout, 4, "sub")
+        for number in layout.all_segments:
+            world.segments.at(layout, number).read["sub"] = 4
+        leader = await world.leader()
+        await coordinated(world, leader, layout)
+        coordinator = leader.coordinators["sub"]
+        await join(coordinator, "a")
+        assert sorted(held(coordinator)["a"]) == [1, 2, 3]
+        honest = world.segments.seek
+
+        async def slow(*args: Any, **options: Any) -> None:
+            await coordinator.drains.look_now()
+            assert 0 in coordinator.drains.drained
+            await asyncio.sleep(1.5)
+            await honest(*args, **options)
+
+        world.segments.seek = slow  # type: ignore[method-assign]
+        await leader.plans(lambda: layout).seek("sub", 0)
+        assert coordinator.drains.drained == set()
+        assert sorted(held(coordinator)["a"]) == [0, 1]
 
     virtually(main)

@@ -20,6 +20,7 @@ from braid.txn.buffer import MetadataTransactionBuffer
 from braid.txn.decisions import Decisions
 from braid.txn.held_writes import WritePermit
 from braid.txn.records import AbortedTxn, text_position
+from braid.txn.store import StoredOp
 
 
 class Entry(NamedTuple):
@@ -301,6 +302,31 @@ async def test_one_that_lost_the_log_while_it_loads_takes_nothing_over(bench: Be
     assert len(await bench.store.writes_in(SEGMENT)) == 1
     await stale.close()
     await first.close()
+
+
+@pytest.mark.inv("INV2", "INV13")
+async def test_what_a_former_owner_finishes_while_the_next_one_loads_stays_hidden(rivals: tuple[Bench, Bench]) -> None:
+    """Ops are listed before aborted records are: the former owner writes the record and deletes the ops at any moment."""
+    late, bench = rivals
+    log = Log()
+    txn = await bench.begin()
+    first = Owner(late, log)
+    for each in (None, txn, None):
+        await first.append(each)
+    await bench.coordinator.end(txn, commit=False)
+    second = Owner(bench, log)
+    honest = bench.store.writes_in
+
+    async def writes_in(segment: str) -> list[StoredOp]:
+        first.decisions.start()
+        await first.settle()
+        return await honest(segment)
+
+    bench.store.writes_in = writes_in  # type: ignore[method-assign]
+    await second.buffer.recover()
+    assert second.visible() == [0, 2]
+    await first.close()
+    await second.close()
 
 
 @pytest.mark.inv("INV12")

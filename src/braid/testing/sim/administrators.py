@@ -26,6 +26,9 @@ REDIRECTS = 5
 MOST_SEGMENTS = 8
 """Active segments above which the administrator only merges."""
 
+EXTRA = "extra-"
+"""Names of the subscriptions it makes begin so."""
+
 
 class Administrator:
     """Asks any broker for an operation and follows it to the leader, as the admin client does."""
@@ -131,7 +134,7 @@ class Churn(Administrator):
             await self._resize(topic)
         elif chance < 0.80:
             self._count += 1
-            name = f"extra-{self._count}"
+            name = f"{EXTRA}{self._count}"
             kind: SubscriptionKind = self._rng.choice(("STREAM", "QUEUE"))
             if await self.subscribe(topic, name, kind) == "ok":
                 self.made.append((topic, name, kind))

@@ -199,6 +199,35 @@ def begun_anew(events: Sequence[Event], *, subscription: str, start_ms: int, is_
     return found
 
 
+def begins_where_asked(events: Sequence[Event], *, prefix: str) -> list[Violation]:
+    """C1 for subscriptions whose names begin so and end with where they begin: `earliest` gets everything that was ever
+    acknowledged (nothing may have been removed), `latest` nothing that was before somebody first asked for it."""
+    _invoked, acknowledged, _ = _sends(events)
+    asked: dict[tuple[str, str], float] = {}
+    made: set[tuple[str, str]] = set()
+    for event in events:
+        if event.op == "subscribe" and event.value[1].startswith(prefix):
+            where = (event.value[0], event.value[1])
+            if event.kind == "invoke":
+                asked.setdefault(where, event.t)
+            elif event.kind == "ok":
+                made.add(where)
+    delivered = {where: {_message(event) for event in seen} for where, seen in _deliveries(events).items()}
+    found = []
+    for (topic, subscription), moment in asked.items():
+        got = delivered.get((topic, subscription), set())
+        for key, receipt in acknowledged.items():
+            if key[0] != topic or (topic, subscription) not in made:
+                continue
+            if subscription.endswith("-earliest") and key not in got:
+                found.append(Violation("C1", f"{key} was acknowledged at {receipt.t}, never reached {subscription}"))
+            elif subscription.endswith("-latest") and receipt.t < moment and key in got:
+                found.append(
+                    Violation("C1", f"{key} was acknowledged at {receipt.t} and came to {subscription}, asked for at {moment}")
+                )
+    return found
+
+
 def _last_reset(events: Sequence[Event], topic: str, subscription: str) -> tuple[int, int, int | None] | None:
     """Where the last reset began and ended, and its moment (None: the end). None if there was none or it has no verdict."""
     begun: int | None = None

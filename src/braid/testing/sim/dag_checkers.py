@@ -218,7 +218,7 @@ def drained_first(events: Sequence[Event], *, ordered: Iterable[str]) -> list[Vi
                 )
             if event.segment not in state.begun:
                 state.begun.add(event.segment)
-                for ancestor in _ancestors(parents, event.value[0], event.segment):
+                for ancestor in ancestors_of(parents, event.value[0], event.segment):
                     state.closed.setdefault(ancestor, (event.segment, event.t))
     return found
 
@@ -276,7 +276,8 @@ class _Barrier:
         self.closed.clear()
 
 
-def _ancestors(parents: Mapping[tuple[str, int], set[int]], topic: str, segment: int) -> set[int]:
+def ancestors_of(parents: Mapping[tuple[str, int], set[int]], topic: str, segment: int) -> set[int]:
+    """All segments that a segment descends from."""
     found: set[int] = set()
     waiting = [segment]
     while waiting:

@@ -12,8 +12,9 @@ from braid.managedledger.records import ROOT, LogRecord, decode_record
 from braid.metadata.journal import Row
 from braid.metadata.tables import Tables
 from braid.model.names import TopicName
+from braid.model.names import decode as decode_name
 from braid.scalable import records
-from braid.scalable.records import TOPICS, ScalableTopicMetadata
+from braid.scalable.records import TOPICS, ScalableTopicMetadata, subscriptions_path
 from braid.testing.sim.history import History
 
 SEGMENT = "segment"
@@ -83,6 +84,8 @@ class LayoutNotes:
             },
         }
         self._history.add("store", "info", "layout", value, epoch=record.epoch)
+        if record.is_at_rest:
+            self._history.add("store", "info", "rest", name, epoch=record.leader_epoch)
 
     def _log(self, key: str, record: LogRecord) -> None:
         segment = segment_of(key)
@@ -125,6 +128,12 @@ def topic_records(rows: Mapping[str, Row]) -> dict[str, ScalableTopicMetadata]:
     return {
         topic_of(key): records.decode(ScalableTopicMetadata, key, row[-1]) for key, row in sorted(rows.items()) if is_topic(key)
     }
+
+
+def subscriptions_of(rows: Mapping[str, Row], topic: str) -> list[str]:
+    """Names of a topic's subscriptions that have a record."""
+    span = subscriptions_path(TopicName.parse(topic)) + "/"
+    return [decode_name(key.removeprefix(span)) for key in sorted(rows) if key.startswith(span) and "/" not in key[len(span) :]]
 
 
 def outside(rows: Mapping[str, Row]) -> dict[str, list[str]]:

@@ -8,8 +8,8 @@ and nothing may be left over.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Coroutine, Mapping
+from typing import Any, ClassVar
 
 from braid.client import Client, Consumer
 from braid.errors import BraidError, DeadlineExceeded, EntryCorrupt
@@ -51,10 +51,13 @@ class Messaging:
     """What both workloads share."""
 
     broker_counts: tuple[int, ...] = (1, 2, 3)
+    scalable_settings: ClassVar[Mapping[str, float]] = {}
+    """Settings of scalable topics that differ from the world's."""
 
     def __init__(self, seed: int, loop: SimLoop, rng: Random, *, deduplication: bool) -> None:
         self.rng = rng
-        self.world = World(seed, loop, brokers=rng.choice(self.broker_counts), deduplication=deduplication)
+        brokers = rng.choice(self.broker_counts)
+        self.world = World(seed, loop, brokers=brokers, deduplication=deduplication, scalable=self.scalable_settings)
         self.history = self.world.history
         self.topics = [f"persistent://public/default/topic-{number}" for number in range(rng.choice((1, 2)))]
         self.seconds = rng.uniform(8.0, 40.0)

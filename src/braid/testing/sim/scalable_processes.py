@@ -132,17 +132,27 @@ class StreamProcess(_Reader):
     """Reads in order and acknowledges cumulatively; crashes, comes back under its name, leaves and joins again."""
 
     def __init__(
-        self, world: World, name: str, topic: str, subscription: str, rng: Random, *, leaves: float = 0.0, every: int = 1
+        self,
+        world: World,
+        name: str,
+        topic: str,
+        subscription: str,
+        rng: Random,
+        *,
+        leaves: float = 0.0,
+        every: int = 1,
+        initial: Any = "earliest",
     ) -> None:
         """`leaves`: how likely it leaves after a message; `every`: messages per acknowledgment, at most."""
         super().__init__(world, name, topic, subscription, rng)
+        self._initial = initial
         self._leaves = leaves
         self._every = every
 
     async def work(self, client: Client) -> None:
         where = [self.topic, self.subscription]
         number = self.world.history.invoke(self.name, "subscribe", where)
-        consumer = await client.stream_consumer(self.topic, self.subscription, name=self.name, initial="earliest")
+        consumer = await client.stream_consumer(self.topic, self.subscription, name=self.name, initial=self._initial)
         self.note("ok", "subscribe", where, number=number, epoch=self.incarnation)
         unacknowledged = 0
         last: Message | None = None
@@ -180,12 +190,21 @@ class QueueProcess(_Reader):
         super().__init__(world, name, topic, subscription, rng)
         self._nacks = nacks
         self._initial = initial
+        self.away = 0.0
+        """Seconds for which it leaves as soon as its subscription is there, the first time."""
 
     async def work(self, client: Client) -> None:
+        if self.away < 0:
+            await asyncio.sleep(-self.away)
+            self.away = 0.0
         where = [self.topic, self.subscription]
         number = self.world.history.invoke(self.name, "subscribe", where)
         consumer = await client.queue_consumer(self.topic, self.subscription, name=self.name, initial=self._initial)
         self.note("ok", "subscribe", where, number=number, epoch=self.incarnation)
+        if self.away:
+            self.away = -self.away
+            await consumer.close()
+            return
         while True:
             message = await self.receive(consumer)
             if message is None:

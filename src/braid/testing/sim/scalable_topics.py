@@ -187,7 +187,7 @@ class ScalableMessaging(Messaging):
 
     def judge(self) -> list[Violation]:
         events = self.history.events
-        ordered = [KEEPER, ORDERED, *(name for _topic, name, kind in self.churn.made if kind == "STREAM")]
+        ordered = self.ordered()
         return [
             *checkers.no_loss(events),
             *checkers.no_phantom(events),
@@ -206,6 +206,10 @@ class ScalableMessaging(Messaging):
             *checkers.bounded_wait(events, bounds=BOUNDS, healing=3 * HEALING),
             *checkers.nothing_left(events),
         ]
+
+    def ordered(self) -> list[str]:
+        """Subscriptions that are read in order."""
+        return [KEEPER, ORDERED, *(name for _topic, name, kind in self.churn.made if kind == "STREAM")]
 
     def once(self) -> list[str]:
         """Subscriptions that nobody touched before the audit. An owner that was fenced unnoticed finds out when the audit

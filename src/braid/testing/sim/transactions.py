@@ -8,7 +8,7 @@ was started anew, when nothing but the records of the logs can say what is to be
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
 from braid.client import Client
@@ -25,7 +25,7 @@ from braid.testing.sim.loop import Node, SimLoop
 from braid.testing.sim.messaging import BOUNDS, FAULTS, HEALING, KEEPER, Messaging
 from braid.testing.sim.processes import read_payload
 from braid.testing.sim.scalable_processes import LaneProducer, QueueProcess, StreamProcess
-from braid.testing.sim.txn_faults import strike
+from braid.testing.sim.txn_faults import LATE_STEPS, strike
 from braid.testing.sim.txn_notes import left_of_transactions
 from braid.testing.sim.txn_processes import (
     PEACEFUL,
@@ -42,6 +42,7 @@ from braid.testing.sim.txn_processes import (
 AGAIN: Final = "keeper-again"
 """Read after everything was collected and restarted."""
 ORDERED: Final = "ordered"
+SOUGHT: Final = "sought"
 ORIGIN: Final = "origin"
 """Who made the first version of each token."""
 DEADLINE_SPARE: Final = 20.0
@@ -59,10 +60,12 @@ class Transactional(Messaging):
 
     broker_counts = (1, 2, 2, 3, 3)
     churn_pace: tuple[float, ...] = (2.0, 5.0, 10.0)
+    is_always_scalable = False
+    late_steps: Sequence[tuple[str, str]] = LATE_STEPS
 
     def __init__(self, seed: int, loop: SimLoop, rng: Random) -> None:
         super().__init__(seed, loop, rng, deduplication=rng.random() < 0.5)
-        self.is_scalable = seed % 2 == 1
+        self.is_scalable = self.is_always_scalable or seed % 2 == 1
         self.possible = (*FAULTS, *faults.TRANSACTIONS, *(faults.LEADERS if self.is_scalable else ()))
         self.seconds = rng.uniform(8.0, 20.0)
         self.peace = rng.choice((0.0, 3.0))
@@ -91,8 +94,12 @@ class Transactional(Messaging):
             task.result()
         await self.on_node(ORIGIN, self._make_tokens)
         if self.is_scalable:
-            self.churn = Churn(self.world, "churn", churn_random, self.topics, pace=pace)
+            self.churn = Churn(self.world, "churn", churn_random, self.churned(), pace=pace)
             self.churn.start()
+
+    def churned(self) -> list[str]:
+        """Topics whose layout changes; one that is named twice changes twice as often."""
+        return self.topics
 
     async def _make_topics(self, admin: Administrator) -> None:
         for topic in self.topics:
@@ -132,7 +139,7 @@ class Transactional(Messaging):
 
         while True:
             await asyncio.sleep(rng.expovariate(1 / pace))
-            await strike(self.world, rng, nemesis, nodes)
+            await strike(self.world, rng, nemesis, nodes, self.late_steps)
 
     async def finish(self) -> None:
         if self.churn is not None:
@@ -257,7 +264,7 @@ class Transactional(Messaging):
             *checkers.no_loss(counted),
             *checkers.no_phantom(counted),
             *checkers.key_order(counted, ordered=[KEEPER, AGAIN, ORDERED]),
-            *dag_checkers.drained_first(events, ordered=[KEEPER, AGAIN, ORDERED]),
+            *dag_checkers.drained_first(events, ordered=[KEEPER, AGAIN, ORDERED, SOUGHT]),
             *dag_checkers.dag(events),
             *dag_checkers.intent_first(events),
             *dag_checkers.leader_terms(events),

@@ -6,7 +6,7 @@ The steps are those that the product names (`runtime/plans.py`); what strikes is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from braid.errors import BraidError, Closed
@@ -26,6 +26,8 @@ LAST_STEPS = (
     ("txn-ack:delete-ops", "before"),
     ("txn-ack:delete-ops", "after"),
 )
+LATE_STEPS = (WRITE_STEPS[0], ACK_STEPS[0])
+"""Of somebody who does not know yet that another one owns the log."""
 DEEDS = ("kill", "pause", "abort", "abort", "freeze", "replace", "replace")
 HOLD_SECONDS = 0.2
 """How long a step waits while what is open is aborted, and at most while another broker takes over."""
@@ -39,13 +41,19 @@ class Strikes(Protocol):
     def replace(self, first: Broker) -> None: ...
 
 
-async def strike(world: World, rng: Random, nemesis: Strikes, clients: Callable[[], list[Node]]) -> None:
+async def strike(
+    world: World,
+    rng: Random,
+    nemesis: Strikes,
+    clients: Callable[[], list[Node]],
+    late_steps: Sequence[tuple[str, str]] = LATE_STEPS,
+) -> None:
     """The next broker that comes to a certain step dies there, or is paused, or an operator aborts what is open meanwhile, or
     another broker takes its place. Or it is paused together with some clients, who find out as late as it does that it has lost
     everything."""
     deed = rng.choice(DEEDS)
-    if deed in ("freeze", "replace"):  # of somebody who does not know yet that another one owns the log
-        wanted = rng.choice((WRITE_STEPS[0], ACK_STEPS[0]))
+    if deed in ("freeze", "replace"):
+        wanted = rng.choice(late_steps)
     else:
         wanted = rng.choice((*WRITE_STEPS, *ACK_STEPS, *(LAST_STEPS if deed != "abort" else ())))
     late = SESSION_SECONDS * rng.uniform(1.0, 1.6)

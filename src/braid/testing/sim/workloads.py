@@ -6,6 +6,9 @@ from braid.runtime.env import Random
 from braid.testing.sim.loop import SimLoop
 from braid.testing.sim.messaging import KeyedAppend, Queue
 from braid.testing.sim.metadata import Metadata
+from braid.testing.sim.newcomers import Newcomers
+from braid.testing.sim.quick_transactions import QuickBank, SoughtLists
+from braid.testing.sim.recreated import Recreated
 from braid.testing.sim.run import MakeWorkload, Outcome, Workload, run_seed
 from braid.testing.sim.scalable_topics import Checkpoints, KeyedSegments, LayoutChurn, SegmentQueue
 from braid.testing.sim.transactions import Bank, ListAppend
@@ -28,6 +31,10 @@ WORKLOADS: dict[str, MakeWorkload] = {
     "W5": Bank,
     "W6": LayoutChurn,
     "W9": Metadata,
+    "W11": QuickBank,
+    "W12": SoughtLists,
+    "W13": Newcomers,
+    "W15": Recreated,
 }
 
 

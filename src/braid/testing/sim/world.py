@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from braid.broker.config import BrokerConfig, RetentionConfig
 from braid.broker.server import BrokerServer
@@ -109,7 +111,16 @@ class Broker:
 class World:
     """Everything that exists in one run."""
 
-    def __init__(self, seed: int | str, loop: SimLoop, *, brokers: int = 1, deduplication: bool = True) -> None:
+    def __init__(
+        self,
+        seed: int | str,
+        loop: SimLoop,
+        *,
+        brokers: int = 1,
+        deduplication: bool = True,
+        scalable: Mapping[str, float] | None = None,
+    ) -> None:
+        """`scalable` are settings of scalable topics that differ from `SCALABLE`."""
         self.loop = loop
         self.seed = seed
         self.history = History(lambda: loop.time() - START)
@@ -130,6 +141,7 @@ class World:
         """Called when the process of the stores ends, for those who live in it."""
         self._count = brokers
         self.deduplication = deduplication
+        self._scalable = dict(scalable or {})
         self._random = Random(f"world-{seed}")
         self._ids = Random(f"ids-{seed}")
         self._rebooting: asyncio.Task[Any] | None = None
@@ -260,7 +272,7 @@ class World:
             metadata,
             logs,
             SchemaStorage(runtime, metadata, SingleStore(broker.ledgers)),
-            scalable=SCALABLE,
+            scalable=msgspec.structs.replace(SCALABLE, **self._scalable),
             transactions=TRANSACTIONS,
             retention=RETENTION,
         )
