@@ -3,17 +3,23 @@ deleting makes room."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import gc
 import logging
 import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tests.unit.ledger.test_local_disk_faults import PATH, World
 
 from braid.errors import LedgerError, LedgerStoreReadOnly
 from braid.ledger.backends.local import LocalLedgerStore, LocalSettings
+from braid.ledger.backends.local.commit import GroupCommit, Op
 from braid.ledger.backends.local.writer import LocalLedgerWriter
+from braid.runtime.env import Runtime
 from braid.testing.conformance.ledger import RecordingListener, read_all
 
 RESERVE, RESUME = 100_000, 80_000
@@ -212,3 +218,39 @@ async def test_no_room_even_for_a_deletion_is_refused_and_tried_again() -> None:
     assert [each async for each in filled.store.ledgers()] == []
     assert not filled.world.fatal
     await filled.store.close()
+
+
+async def test_a_refused_group_is_told_so_before_the_next_one_begins() -> None:
+    """Found by simulation: what came meanwhile was begun first, and those of the failed group waited for ever."""
+    world, posted = World(), list[Callable[[Any, BaseException | None], None]]()
+
+    class HeldWorker:
+        def post(self, _work: Any, done: Callable[[Any, BaseException | None], None]) -> None:
+            posted.append(done)
+
+    commit = GroupCommit(
+        cast(Any, SimpleNamespace(refused_bytes=0)),
+        cast(Any, HeldWorker()),
+        world.clock,
+        Runtime().slow,
+        world.disk,
+        PATH,
+        SETTINGS,
+        on_confirmed=lambda _group: None,
+        on_space=lambda: None,
+        on_fatal=world.fatal.append,
+    )
+
+    async def submitted() -> asyncio.Future[None]:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        commit.submit(b"delete", Op(done, lambda: None, None), frees=True)
+        await asyncio.sleep(0)
+        return done
+
+    for _ in range(2):  # the first refusal, and one of a store that is read-only already
+        under_way, queued = await submitted(), await submitted()
+        posted.pop()(None, LedgerStoreReadOnly("No space."))
+        assert isinstance(under_way.exception(), LedgerStoreReadOnly)
+        assert isinstance(queued.exception(), LedgerStoreReadOnly)
+        assert commit.is_idle and not posted
+    commit.close()

@@ -257,12 +257,13 @@ class GroupCommit:
     def _written(self, group: Group, error: BaseException | None) -> None:
         if self._is_failed:
             return  # the group was already reported as failed; confirming it now would contradict that
-        self._is_busy = False
         if error is not None:
-            self.failed_job(error)
+            self.failed_job(error)  # still busy: no other group begins before those of this one are told
             self._fail_queued(self.refusal or LedgerStoreFailed(str(error)))
+            self._is_busy = False
             self._next()
             return
+        self._is_busy = False
         self._writing = []
         took = self._clock.monotonic() - self._began
         if took >= self._slow.threshold:
