@@ -106,6 +106,18 @@ def test_one_ready_line_and_a_clean_end(tmp_path: Path, number: signal.Signals) 
     assert "Traceback" not in err
 
 
+def test_the_loop_of_a_process_is_watched(tmp_path: Path) -> None:
+    process = Process(tmp_path)
+    name = "braid_loop_longest_turn_seconds"
+    for _time in range(1000):  # until its timer came for the first time
+        lines = httpx.get(f"{process.http_url}/metrics").text.splitlines()
+        if any(line.startswith(name) and float(line.removeprefix(name)) > 0 for line in lines):
+            break
+    else:
+        pytest.fail("no turn of the loop was measured")
+    assert process.end(signal.SIGTERM)[0] == 0
+
+
 def test_ready_in_about_a_second(tmp_path: Path) -> None:
     """Of CPU time, which a busy machine disturbs least: nothing in the start waits for anything."""
     process = Process(tmp_path)

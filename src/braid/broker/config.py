@@ -173,6 +173,12 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     slow_operation_ms: Annotated[
         int, setting("Log operations that take longer, at a bounded rate; 0 = never", ge=0, le=3_600_000)
     ] = 1000
+    loop_stall_ms: Annotated[
+        int,
+        setting(
+            "Log where the event loop stands when it has not turned for so long, once per stall; 0 = never", ge=0, le=3_600_000
+        ),
+    ] = 1000
     metrics_max_topics: Annotated[
         int, setting("Topics with metrics of their own; with more loaded, only sums by namespace", ge=0, le=1_000_000)
     ] = 5000

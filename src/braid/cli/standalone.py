@@ -22,6 +22,8 @@ import uvloop
 from braid.cli.output import OutputFailed, emit
 from braid.runtime import config as settings
 from braid.runtime import logs
+from braid.runtime.env import Runtime
+from braid.runtime.loop_watch import LoopWatch
 from braid.web.config import StandaloneConfig
 from braid.web.standalone import Standalone
 
@@ -45,12 +47,14 @@ async def _serve(config: StandaloneConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # ignored means: started by nohup
             loop.add_signal_handler(number, stop.set)
-    async with Standalone(config, on_fatal=_die) as broker:
+    runtime = Runtime()
+    async with Standalone(config, runtime, on_fatal=_die) as broker:
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
         _say_ready(broker.ready_line)
-        await stop.wait()
+        with LoopWatch(runtime.turns, config.broker.loop_stall_ms / 1000):
+            await stop.wait()
 
 
 def _say_ready(line: str) -> None:

@@ -11,6 +11,7 @@ from random import Random
 
 from braid.runtime.clock import Clock, SystemClock
 from braid.runtime.files import FileSystem, SystemFiles
+from braid.runtime.loop_watch import LoopTurns
 from braid.runtime.network import Network, SystemNetwork
 from braid.runtime.slow import SlowOperations
 from braid.runtime.threads import SystemThreads, Threads
@@ -27,6 +28,8 @@ class Runtime:
     threads: Threads = field(default_factory=SystemThreads)
     files: FileSystem = field(default_factory=SystemFiles)
     network: Network = field(default_factory=SystemNetwork)
+    turns: LoopTurns = field(default_factory=LoopTurns)
+    """What a watch of the loop has seen, if there is one."""
     slow: SlowOperations = field(init=False)
     """Where components report what took long."""
 

@@ -139,6 +139,8 @@ class Metrics:
         yield "braid_metadata_session_down", "Whether the metadata session is in doubt or lost", int(is_down)
         yield "braid_publish_pending_bytes", "Bytes taken from producers and not yet acknowledged", service.budget.used
         yield "braid_event_loop_lag_seconds", "How late the last timer of one second came", admin.loop_lag
+        longest = service.runtime.turns.longest
+        yield "braid_loop_longest_turn_seconds", "Longest turn of the event loop since the process started", longest
         yield (
             "braid_retention_unread_bytes",
             "Bytes kept only because no subscription has read them, at the last look for something to trim",
@@ -169,6 +171,8 @@ class Metrics:
         yield "pulsar_broker_lookup_redirects", "Of these, to another broker", admin.service.lookup_redirects
         yield "braid_bundles_moved", "Bundles this broker gave up on purpose", admin.ownership.holdings.moves
         yield "braid_bundles_lost", "Bundles lost with a session, or taken away", admin.ownership.holdings.losses
+        stalls = admin.service.runtime.turns.stalls
+        yield "braid_loop_stalls", "Turns of the event loop above broker.loop_stall_ms", stalls
         yield "braid_admin_requests", "Calls of the admin API", admin.requests
         yield "braid_admin_redirects", "Calls that were sent to another broker", admin.redirects
 

@@ -42,6 +42,7 @@ def test_counters_and_gauges_follow_the_traffic(braid_broker: BackgroundBroker) 
     assert seen["braid_publish_pending_bytes"] == 0
     assert seen["braid_storage_writable"] == 1
     assert "braid_event_loop_lag_seconds" in seen
+    assert seen["braid_loop_stalls_total"] == 0 and "braid_loop_longest_turn_seconds" in seen
     assert seen["process_resident_memory_bytes"] > 0
     backlog = f'{labels[:-1]},subscription="s"}}'
     assert seen[f"pulsar_subscription_back_log{backlog}"] == 2
