@@ -3,7 +3,9 @@
 Owns the leader's record: an ephemeral one, written once by the winner and never updated, so that all observers see the same
 epoch. A candidate campaigns in the background until it is closed: it tries to create the record, watches it, and tries again
 when it goes. It steps down when its session is lost or may be (`good_until` passed), when the record is gone or is no longer
-the one it wrote; after that it never deletes anything, because the record may be its successor's. Resigning deletes by version.
+the one it wrote; after that it deletes nothing but the very record it led with, by version, because another one may be its
+successor's. So every time in office has a higher epoch than all before it, also of the same candidate. Resigning deletes by
+version.
 
 Leading excludes nobody: a paused leader can wake up after its time. Each act of a leader therefore asks `holds()` and each
 write carries the epoch (`braid.metadata.claims`, INV4). Watches are hints: the record is also looked at every
@@ -28,7 +30,7 @@ log = logging.getLogger(__name__)
 class Leadership:
     """Our time in office: one win of one election."""
 
-    __slots__ = ("_poke", "_tenure", "epoch", "key")
+    __slots__ = ("_numbers", "_poke", "_tenure", "epoch", "key")
 
     def __init__(self, tenure: Tenure, poke: Callable[[], None]) -> None:
         self.key = tenure.key
@@ -36,6 +38,12 @@ class Leadership:
         """Strictly larger for every later leader of the same key."""
         self._tenure = tenure
         self._poke = poke
+        self._numbers = 0
+
+    def next_number(self) -> int:
+        """1, 2, ...: with the epoch, something higher than whatever was given before, whoever led and whoever asks."""
+        self._numbers += 1
+        return self._numbers
 
     def holds(self) -> bool:
         """Whether we may act as the leader now. Ask before each act and keep no answer."""
@@ -77,6 +85,7 @@ class LeaderElection:
         self._may_win = may_win
         self._reconcile = reconcile_seconds
         self._tenure: Tenure | None = None
+        self._led = -1  # epoch of our last time in office
         self._unwanted: Tenure | None = None  # over, but its record could not be removed yet
         self._hint = asyncio.Event()
         self._is_settled = asyncio.Event()  # after the first attempt
@@ -191,11 +200,16 @@ class LeaderElection:
             found = None
         if found is not None and not is_own(self._store, found, self._candidate):
             return
+        # Left from a time in office that ended when a deadline passed; the session lives on. What that time left under way
+        # carries its epoch, so the next one must have a higher one, be it ours or another's.
+        is_left = found is not None and found.version == self._led
+        if is_left and not await self._remove(self._led, self._store.session):
+            return
         if self._may_win is not None and not await self._may_win():
             return
-        # An own record that we do not hold, after a put without a verdict or a deadline that passed, is as good as a new one.
+        # An own record that never was in office, after a put without a verdict, is as good as a new one.
         result = await take(self._store, self._clock, self._key, self._candidate, adopt=True)
-        if isinstance(result, Tenure) and result.holds():
+        if isinstance(result, Tenure) and result.epoch > self._led and result.holds():
             self._take_office(result)
 
     async def _remove_leftover(self, record: Record) -> None:
@@ -226,6 +240,7 @@ class LeaderElection:
 
     def _take_office(self, tenure: Tenure) -> None:
         self._tenure = tenure
+        self._led = tenure.epoch
         self.leadership = Leadership(tenure, self._hint.set)
         log.debug("leading %s with epoch %d", self._key, tenure.epoch)
         self._tell(self.leadership)

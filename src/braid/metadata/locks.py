@@ -42,7 +42,7 @@ class LockBusy(StoreError):
 class ResourceLock:
     """One lock that was acquired."""
 
-    __slots__ = ("_change", "_locks", "_tenure", "epoch", "key", "on_lost", "value")
+    __slots__ = ("_answered", "_asked", "_change", "_locks", "_tenure", "epoch", "key", "on_lost", "value")
 
     def __init__(self, locks: ResourceLocks, tenure: Tenure, value: bytes) -> None:
         self.key = tenure.key
@@ -54,6 +54,7 @@ class ResourceLock:
         self._locks = locks
         self._tenure = tenure
         self._change = asyncio.Lock()  # outside of it, the tenure's version is the record's
+        self._asked = self._answered = 0  # looks at the record: begun, and the last one that was answered
 
     def holds(self) -> bool:
         """Whether we hold it now. Ask before each act and keep no answer."""
@@ -86,14 +87,19 @@ class ResourceLock:
             await self._locks.give_up(self, self._tenure)
 
     async def check(self) -> bool:
-        """Look at the record: still held?"""
+        """Look at the record: still held? Many callers at the same time share one look that began after they asked."""
+        asked = self._asked
         async with self._change:
             if self._tenure.is_over:
                 return False
             if self._tenure.has_lapsed():
                 self._locks.lose(self)
                 return False
+            if self._answered > asked:
+                return True
+            self._asked = number = self._asked + 1
             record = await self._locks.store.get(self.key, fresh=True)
+            self._answered = number
             if record is None or not self._tenure.follows(record):
                 self._locks.lose(self)
             else:
@@ -169,14 +175,14 @@ class ResourceLocks:
 
     async def _take(self, key: str, value: bytes, same: Callable[[bytes], bool] | None) -> Tenure:
         for _attempt in range(ATTEMPTS):
-            adopt = key in self._doubts
+            was_ours = key in self._doubts  # a record of ours is made anew: it may be that of a lock we gave up for lost
             self.doubt(key)  # until the outcome is known: the caller may be cancelled
             try:
-                result = await take(self.store, self._clock, key, value, adopt=adopt)
+                result = await take(self.store, self._clock, key, value)
             except OutcomeUnknown:
                 raise
             except StoreError:
-                if not adopt:
+                if not was_ours:
                     self._doubts.pop(key, None)  # nothing was written
                 raise
             if isinstance(result, Tenure):
@@ -186,7 +192,7 @@ class ResourceLocks:
             if result is None:
                 continue
             is_mine = result.owner == self.store.session.id
-            if not (adopt and is_mine) and not (same is not None and not is_mine and same(result.value)):
+            if not (was_ours and is_mine) and not (same is not None and not is_mine and same(result.value)):
                 raise LockBusy(result)
             try:
                 await self.store.delete(key, expected=result.version)

@@ -95,7 +95,6 @@ class SubscriptionCoordinator:
         self._arriving: dict[int, bool] = {}  # identity of a handle under registration -> its connection was lost meanwhile
         self._before: dict[str, tuple[int, ...]] | None = None  # the assignment a revocation took away
         self._reset_ms = 0
-        self._registered = 0  # new registrations that this leader took
         self._turn = asyncio.Lock()
         self._news = asyncio.Event()
         self._members = Members(
@@ -270,8 +269,8 @@ class SubscriptionCoordinator:
         await self._rebalance()
 
     def _next_number(self) -> RegistrationNumber:
-        self._registered += 1
-        return self._leadership.epoch, self._registered
+        # Counted by the leadership: a coordinator that is made anew under it must not begin again below its predecessor.
+        return self._leadership.epoch, self._leadership.next_number()
 
     def disconnected(self, consumer_name: str, handle: ConsumerHandle) -> None:
         """A connection was lost: the grace period begins, nothing else changes. Only the session's own connection counts."""

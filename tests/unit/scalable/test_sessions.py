@@ -171,6 +171,27 @@ def test_the_newest_connection_keeps_the_name_when_both_register_again_with_the_
     virtually(main)
 
 
+def test_a_coordinator_made_anew_under_the_same_leadership_goes_on_counting() -> None:
+    """Else a connection of its predecessor's time, (E, 4), would be taken for newer than one of its own, (E, 1)."""
+
+    async def main(world: World) -> None:
+        layout = SegmentLayout.initial(2, 0)
+        world.segments.fill(TOPIC, layout, 0, "sub")
+        leader = await world.leader()
+        coordinator = leader.coordinator(layout)
+        older = [number_of(await coordinator.register(ConsumerRegistration("a", 1, Client()))) for _ in range(4)]
+        await coordinator.close()
+        again = leader.coordinator(layout)
+        await again.restore()
+        newest = Client("newest")
+        assert number_of(await again.register(ConsumerRegistration("a", 1, newest))) > older[-1]
+        with pytest.raises(ConsumerDisplaced):
+            await again.register(ConsumerRegistration("a", 1, Client("old"), number=older[-1]))
+        assert not newest.was_displaced
+
+    virtually(main)
+
+
 def test_a_consumer_that_closed_before_there_was_a_new_leader_is_forgotten_by_it_at_once() -> None:
     async def main(world: World) -> None:
         layout = SegmentLayout.initial(4, 0)

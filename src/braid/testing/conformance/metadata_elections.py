@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from braid.metadata.api import ABSENT
+from braid.metadata.api import ABSENT, MetadataStore, SessionState
 from braid.metadata.election import LeaderElection
 from braid.runtime.tasks import Tasks
 from braid.testing.conformance.metadata_stage import RECONCILE, Stage, read
@@ -92,16 +92,35 @@ class ElectionCases:
             assert not leadership.holds()
             assert session.good_until() < world.clock.monotonic()
 
-    async def test_session_renewed_at_the_last_moment_leads_on(self, world: StoreWorld) -> None:
-        """Past the deadline the leader steps down; if the session lives on, it finds its own record again."""
+    @pytest.mark.inv("INV4")
+    async def test_session_renewed_at_the_last_moment_begins_a_new_term(self, world: StoreWorld) -> None:
+        """Past the deadline the leader steps down. If the session lives on, its record does too, and is replaced: whoever leads
+        next, the same candidate or another, has a higher epoch, because what the first term left under its own counts less."""
         async with Stage(world) as stage:
-            leader, other = await stage.add(), await stage.add()
-            first = leader.wins[0]
-            await world.pause(leader.store.inner, leader.store.session.timeout * 0.95)
+            leader, _other = await stage.add(), await stage.add()
+            epochs = [leader.wins[0].epoch]
+            for _lapse in range(3):
+                before = stage.leader()
+                assert before is not None
+                await lapse(world, before.store.inner)
+                await until(world, lambda: stage.leader() is not None)
+                after = stage.leader()
+                assert after is not None
+                epochs.append(after.wins[-1].epoch)
+                record = await after.election.leader(fresh=True)
+                assert record is not None
+                assert record.version == epochs[-1], "and observers see it"
+            assert epochs == sorted(set(epochs))
+
+    @pytest.mark.inv("INV4")
+    async def test_only_candidate_comes_back_with_a_higher_epoch(self, world: StoreWorld) -> None:
+        async with Stage(world) as stage:
+            leader = await stage.add()
+            await lapse(world, leader.store.inner)
             await until(world, lambda: stage.leader() is not None)
-            assert stage.leader() is leader
-            assert leader.wins[-1].epoch == first.epoch
-            assert other.changes == 0
+            first, second = leader.wins
+            assert second.epoch > first.epoch
+            assert not first.holds()
 
     async def test_observers_see_every_settled_leader(self, world: StoreWorld) -> None:
         async with Stage(world) as stage:
@@ -301,6 +320,16 @@ class ElectionCases:
     async def test_random_faults_never_make_two_leaders(self, world: StoreWorld) -> None:
         for seed in range(SEEDS):
             await random_life(world, seed)
+
+
+async def lapse(world: StoreWorld, handle: MetadataStore) -> None:
+    """The session's own deadline passes, everybody notices, and then it is renewed before the store ends it."""
+    session = handle.session
+    await world.kill(handle)
+    await world.advance(session.good_until() - world.clock.monotonic() + 0.01)
+    assert session.state is SessionState.CONNECTED
+    await world.pause(handle, 0.0)
+    assert session.good_until() > world.clock.monotonic()
 
 
 async def random_life(world: StoreWorld, seed: int) -> None:

@@ -131,6 +131,17 @@ class LockCases:
         a.store.thaw()
         await a.locks.close()
 
+    async def test_lock_given_up_for_lost_and_taken_again_has_a_higher_epoch(self, world: StoreWorld) -> None:
+        """The session lived on, and with it the record."""
+        a = await Holder.of(world)
+        lock = await a.acquire()
+        a.locks.lose(lock)
+        assert not lock.holds()
+        again = await a.acquire()
+        assert again.holds()
+        assert again.epoch > lock.epoch
+        await a.locks.close()
+
     @pytest.mark.inv("INV15")
     @pytest.mark.parametrize("drops", [0.0, 1.0])
     async def test_lock_taken_away_is_noticed_and_left_alone(self, world: StoreWorld, drops: float) -> None:
