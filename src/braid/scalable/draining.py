@@ -17,6 +17,7 @@ from braid.model.assignment import assignable
 from braid.model.layout import SegmentLayout
 from braid.model.names import TopicName
 from braid.model.segments import SegmentInfo, physical_name
+from braid.model.subscriptions import cursor_start
 from braid.runtime.clock import Clock
 from braid.scalable.api import SegmentBacklog, SegmentOps
 from braid.scalable.records import Initial, SubscriptionMetadata
@@ -33,8 +34,8 @@ CONCURRENT: Final = 16
 
 
 def initial_for(record: SubscriptionMetadata, segment: SegmentInfo) -> Initial:
-    """Where a cursor that is missing on a segment begins: a segment younger than the subscription is read whole (L-07)."""
-    return "earliest" if segment.created_at_epoch > record.created_at_epoch >= 0 else record.initial
+    """Where a cursor that is missing on a segment begins (L-07)."""
+    return cursor_start(record.initial, subscribed_at=record.created_at_epoch, created_at=segment.created_at_epoch)
 
 
 class DrainWatch:

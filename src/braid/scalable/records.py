@@ -19,6 +19,7 @@ from braid.model.names import NamespaceName, TopicName, encode
 from braid.model.names import decode as decode_name
 from braid.model.routing import Routing
 from braid.model.segments import NOT_SEALED, SegmentEnd, SegmentInfo, SegmentState
+from braid.model.subscriptions import Initial as Initial
 
 TOPICS: Final = "/topics"
 REGULAR: Final = "/regular-topics"
@@ -32,7 +33,6 @@ MAX_PRUNED_ENDS: Final = 1024
 OperationKind = Literal["create", "delete", "split", "merge", "prune"]
 SubscriptionOperation = Literal["create", "delete", "seek", "clear-backlog"]
 SubscriptionKind = Literal["STREAM", "QUEUE", "CHECKPOINT"]
-Initial = Literal["earliest", "latest"]
 
 
 class RangeRecord(msgspec.Struct, frozen=True):

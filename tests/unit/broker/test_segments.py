@@ -662,7 +662,10 @@ async def test_deduplication_by_request_is_not_undone_by_the_namespace_policy(br
 # Subscriptions of queue consumers (L-07).
 
 
-async def test_a_segment_younger_than_the_subscription_is_read_from_its_beginning(world: Any, broker: Any, layout: Any) -> None:
+@pytest.mark.parametrize("created_at", [0, -1], ids=["known", "unknown"])
+async def test_a_segment_younger_than_the_subscription_is_read_from_its_beginning(
+    world: Any, broker: Any, layout: Any, created_at: int
+) -> None:
     split = layout.split(0, 5)
     await put(world, record_of(split))
     old, child = names(split)[1], names(split)[2]
@@ -671,7 +674,7 @@ async def test_a_segment_younger_than_the_subscription_is_read_from_its_beginnin
     await with_handle(
         world,
         subscription_path(TOPIC, "queue"),
-        SubscriptionMetadata(type="QUEUE", initial="latest", created_at_epoch=0),
+        SubscriptionMetadata(type="QUEUE", initial="latest", created_at_epoch=created_at),
     )
     client = await broker.client()
     for number, segment in enumerate((old, child), 1):
