@@ -42,7 +42,10 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         float, setting("Time between two moves, and between two looks at the counts", ge=0.1, le=86_400)
     ] = 10.0
     reconcile_seconds: Annotated[
-        float, setting("How often ownership and policies are compared with the metadata store", ge=0.1, le=3600)
+        float,
+        setting(
+            "How often ownership, the owners of loaded logs and policies are compared with the metadata store", ge=0.1, le=3600
+        ),
     ] = 5.0
     max_message_size: Annotated[
         int, setting("Largest message (metadata and payload) in bytes", ge=1024, le=128 << 20, alias="maxMessageSize")

@@ -3,8 +3,10 @@
 The topics of a namespace are grouped in bundles; a broker serves a bundle while it holds the bundle's lock, an ephemeral record
 of its metadata session. The safety argument: **a lock tells whom to ask; who may write is decided by the log itself.** Opening
 a log CASes its record with a new owner epoch and fences its ledger (INV2), so of two brokers that both believe to hold a bundle
-only the later opener can append, and the other one's next write is refused and drops its topic. A broker whose session is lost
-or may be stops serving at once and writes nothing more, takes a new session and registers again.
+only the later opener can append, and the other one's next write is refused and drops its topic; one that does not write is
+told by its log's record (`log_owners.py`). So that the later opener is the one that holds the bundle, it reads the lock from
+the store between claiming a log and using it (`confirm`): a former holder that has not heard yet gives the log up untouched. A
+broker whose session is lost or may be stops serving at once and writes nothing more, takes a new session and registers again.
 
 Owns the choice of an owner (the live broker with the fewest bundles, unless a hint says otherwise), lookup, hand-over by hints,
 draining and what happens when the session is lost; `Holdings` takes and gives up, `Leading` elects a leader and balances.
@@ -142,6 +144,13 @@ class Ownership:
         """Whether this broker serves the topic now. Ask before each act and keep no answer."""
         held = self.holdings.holding(topic.namespace, hash_of(topic))
         return held is not None and held.serves()
+
+    async def confirm(self, topic: TopicName) -> None:
+        """Ask the store whether this broker holds the topic's bundle; raises NotReady if not, and has let it go then. For
+        whoever has claimed the topic's log: the holder of the lock claims later or has lost it."""
+        held = self.holdings.holding(topic.namespace, hash_of(topic))
+        if held is None or not await held.lock.check() or not held.serves():
+            raise NotReady(f"The topic {topic} moved to another broker while it was loaded; look it up again.")
 
     async def find(self, topic: TopicName, *, authoritative: bool = False) -> Found:
         """Whom to ask for a topic; takes its bundle if it is nobody's and this broker is the one to have it, or if somebody who

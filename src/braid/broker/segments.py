@@ -2,7 +2,9 @@
 
 Owns the owner's side of `SegmentOps`. What only a leader may do (all that changes something) is done after the topic's record
 was read fresh and shows that the caller still leads this incarnation of the topic and that the record knows the segment (INV4,
-INV5). Everything can be repeated. Must not decide anything about layouts.
+INV5). What a leader concludes from an answer (sealed, drained, which cursors there are) was true of the log at that moment and
+not of an outdated copy: after it was looked at, the log's record was read fresh and names this owner (INV2); if it does not,
+the copy is dropped and the call is to be made again. Everything can be repeated. Must not decide anything about layouts.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ from braid.broker.rates import bytes_out, messages_out
 from braid.broker.subscription import Subscription
 from braid.broker.topic import Topic
 from braid.broker.topic_records import INCARNATION
-from braid.errors import BraidError, NotAllowed, NotReady, PreconditionFailed, SubscriptionNotFound, TopicNotFound
+from braid.errors import BraidError, LedgerFenced, NotAllowed, NotReady, PreconditionFailed, SubscriptionNotFound, TopicNotFound
 from braid.metadata.claims import StaleLeader
 from braid.model.names import TopicName, is_reserved_subscription
 from braid.model.positions import EARLIEST, LATEST
 from braid.model.segments import SegmentEnd
+from braid.model.subscriptions import cursor_start
 from braid.scalable.api import Sealed, SegmentBacklog, SegmentOps, SegmentStats
 from braid.scalable.records import Initial, SubscriptionMetadata
 from braid.wire.types import SubType
@@ -71,6 +74,7 @@ class LocalSegments:
             await self._subscribe(topic, subscription, initial)
         if producers:
             await topic.adopt_producers(producers)
+        await topic.log.check_owner()  # of a cursor that was there nothing was written
         if known is None:
             await self._check_still_wanted(segment, epoch, incarnation)
 
@@ -137,6 +141,7 @@ class LocalSegments:
             # Asked at the end of a split or merge: when that is answered, what was acknowledged before outlives a crash.
             for each in list(durable.values()):
                 await self._save(each)
+        await topic.log.check_owner()
         return sorted(durable)
 
     async def _save(self, subscription: Subscription) -> None:
@@ -151,6 +156,7 @@ class LocalSegments:
         topic = await self._service.topic(segment, create=False)
         await self._records.check_leader(segment, epoch, incarnation, subscription, operation)
         await self._subscribe(topic, subscription, initial)
+        await topic.log.check_owner()
 
     async def _subscribe(self, topic: Topic, subscription: str, initial: Initial) -> None:
         # The rules for new names are not for these: what is recorded, or has a cursor on a parent, must get one here.
@@ -169,9 +175,16 @@ class LocalSegments:
 
         try:
             topic = await self._service.topic(segment, create=False)
+        except TopicNotFound:
+            log.debug("%s is gone, with its subscription %s", segment, subscription)
+            return
+        try:
             # Under the topic's lock: who attaches puts the record first, so either it is seen or its cursor is made after this.
             await topic.delete_subscription(subscription, check)
-        except (TopicNotFound, SubscriptionNotFound):
+        except TopicNotFound:
+            log.debug("the topic of %s is gone, with its subscription %s", segment, subscription)
+        except SubscriptionNotFound:
+            await topic.log.check_owner()
             log.debug("%s has no subscription %s", segment, subscription)
 
     async def backlog(self, segment: TopicName, subscription: str) -> SegmentBacklog:
@@ -181,12 +194,14 @@ class LocalSegments:
             # "Drained" lets others read on in the children, so it must still hold after a crash (INV8).
             await found.cursor.flush()
             left = found.cursor.backlog()
-        return SegmentBacklog(
+        answer = SegmentBacklog(
             messages=left,
             is_terminated=is_terminated,
             consumers=tuple(each.info.name for each in found.consumers),
             closed=tuple(found.left_by),
         )
+        await found.log.check_owner()
+        return answer
 
     async def seek(
         self, segment: TopicName, subscription: str, timestamp_ms: int, *, epoch: int, incarnation: str, operation: str = ""
@@ -208,6 +223,7 @@ class LocalSegments:
         topic = await self._service.topic(segment, create=False)
         found = topic.subscriptions.get(name)
         if found is None or not found.is_durable:
+            await topic.log.check_owner()
             raise SubscriptionNotFound(f"The segment {segment} has no subscription {name}.")
         return found
 
@@ -216,7 +232,7 @@ class LocalSegments:
         key, rate = str(segment), self._service.rates.per_second
         subscriptions = {name: each for name, each in topic.subscriptions.items() if each.is_durable}
         last = topic.log.terminated_position
-        return SegmentStats(
+        answer = SegmentStats(
             owner=self._service.ownership.broker_id,
             msg_rate_in=rate((key, "in"), topic.messages_in),
             bytes_rate_in=rate((key, "bytes in"), topic.bytes_in),
@@ -239,6 +255,8 @@ class LocalSegments:
             last_append_ms=topic.log.last_append_ms,
             next_trim=topic.log.next_trim(),
         )
+        await topic.log.check_owner()
+        return answer
 
     # Transactions.
 
@@ -262,7 +280,7 @@ class RoutedSegments:
             try:
                 found = await self._service.ownership.find(segment)
                 return await work(self._local if found.is_mine else self._remote(found.broker))
-            except (OwnedElsewhere, BundleUnloading) as error:
+            except (OwnedElsewhere, BundleUnloading, LedgerFenced) as error:
                 if attempt == ATTEMPTS:
                     raise NotReady(error.message) from error
             await clock.sleep(RETRY_SECONDS)
@@ -381,8 +399,8 @@ async def subscribe(
         record = await service.scalable.register_queue_subscription(parent, name, asked, besides=topic.name)
         _check_kind(parent, name, record, sub_type)
     _check_not_deleted(parent, name, record)
-    is_younger = listed.segment.created_at_epoch > record.created_at_epoch
-    initial = EARLIEST if is_younger or record.initial == "earliest" else LATEST
+    begins = cursor_start(record.initial, subscribed_at=record.created_at_epoch, created_at=listed.segment.created_at_epoch)
+    initial = EARLIEST if begins == "earliest" else LATEST
     made = await topic.subscription(name, is_durable=True, start=None, initial=initial, properties=properties)
     try:
         _check_not_deleted(parent, name, await service.records.subscription(parent, name, incarnation))

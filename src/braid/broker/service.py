@@ -2,8 +2,8 @@
 
 Owns the registry of loaded topics; which topics exist is the catalog's part (`catalog.py`). A topic is loaded once however many
 clients ask, by a task of the service (a client that goes away does not interrupt it), and only while this broker owns its
-bundle (`ownership.py`), which is looked at before its log is opened and again before it is served. Must not know frames or
-HTTP.
+bundle (`ownership.py`), which is looked at before its log is opened, read from the store once the log is claimed, and looked at
+again before it is served. Must not know frames or HTTP.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from itertools import islice
 from braid import __version__
 from braid.broker.budget import PublishBudget, ReadBudget
 from braid.broker.config import BrokerConfig, RetentionConfig
+from braid.broker.log_owners import LogOwners
 from braid.broker.namespaces import DEFAULT_RETENTION, Namespaces
 from braid.broker.ownership import BundleUnloading, OwnedElsewhere, Ownership
 from braid.broker.policy_watch import PolicyWatch
@@ -29,7 +30,6 @@ from braid.broker.topic_records import INCARNATION, TopicRecords
 from braid.broker.transactions import Transactions
 from braid.errors import (
     BraidError,
-    Closed,
     Conflict,
     LedgerFenced,
     LedgerLost,
@@ -93,6 +93,7 @@ class BrokerService(ScalableTopics):
         self._loading: dict[str, asyncio.Future[Topic]] = {}
         self._closing: dict[str, asyncio.Future[None]] = {}
         self._policy_watch = PolicyWatch(self)
+        self._log_owners = LogOwners(runtime.clock, self.topics, self.topic_lost, seconds=config.reconcile_seconds)
         self._tasks = Tasks("broker")
         self._is_closed = False
         self._producer_names = 0
@@ -113,6 +114,7 @@ class BrokerService(ScalableTopics):
         await self.namespaces.bootstrap()
         self._tasks.spawn(self._trim_loop(), "trim")
         self._tasks.spawn(self._rates_loop(), "rates")
+        self._tasks.spawn(self._log_owners.run(), "owners")
         self._policy_watch.start(self._tasks)
 
     async def announce(self, broker_id: str, http_url: str = "") -> None:
@@ -208,7 +210,7 @@ class BrokerService(ScalableTopics):
         try:
             topic = await self._open(name, create)
             self.runtime.slow.note("topic load", key, self.runtime.clock.monotonic() - began)
-            if not self.ownership.owns(name):
+            if topic.log.is_fenced or not self.ownership.owns(name):
                 # Lost while it was loaded. No wait from here to its place in `topics`, where a loss finds it.
                 topic.log.lost(_no_longer_ours(name))
                 await topic.close()
@@ -256,6 +258,7 @@ class BrokerService(ScalableTopics):
                 limits=policies.limits,
                 readable=lambda: EARLIEST,  # until the topic knows its transactions
                 trim_guard=None if incarnation is None else partial(self._may_trim, name),
+                confirm=partial(self.ownership.confirm, name),
             )
         except TopicNotFound:
             raise TopicNotFound(f"The topic {name} does not exist; it was deleted a moment ago.") from None
@@ -280,7 +283,8 @@ class BrokerService(ScalableTopics):
         """Another owner took the log, or it failed for good: drop the topic; clients look it up again."""
         if self.topics.get(str(topic.name)) is topic and not topic.is_closing and not self._is_closed:
             topic.disconnect_all()
-            self._tasks.spawn(self.unload(topic), f"drop {topic.name}")
+            closing = self._forget(topic)  # at once: who asks for it next must not be given this one
+            self._tasks.spawn(self._close_topic(topic, closing), f"drop {topic.name}")
 
     async def unload(self, topic: Topic) -> None:
         """Close a topic and forget it; the next use loads it again."""
@@ -289,14 +293,22 @@ class BrokerService(ScalableTopics):
             if (closing := self._closing.get(key)) is not None:
                 await asyncio.shield(closing)
             return
+        await self._close_topic(topic, self._forget(topic))
+
+    def _forget(self, topic: Topic) -> asyncio.Future[None]:
+        """From now on the topic is not loaded, and cannot be until the future is done, which the caller sees to."""
+        key = str(topic.name)
         del self.topics[key]
         closing = self._closing[key] = asyncio.get_running_loop().create_future()
+        return closing
+
+    async def _close_topic(self, topic: Topic, closing: asyncio.Future[None]) -> None:
         try:
             await topic.close()
-        except (BraidError, Closed) as error:
-            log.warning("closing %s: %s", key, error)
+        except BraidError as error:
+            log.warning("closing %s: %s", topic.name, error)
         finally:
-            del self._closing[key]
+            del self._closing[str(topic.name)]
             closing.set_result(None)
 
     # Bundles, for `Ownership`.

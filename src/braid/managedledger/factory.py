@@ -65,13 +65,17 @@ class ManagedLedgerFactory:
         limits: Limits = NO_LIMITS,
         readable: Callable[[], Position] | None = None,
         trim_guard: Callable[[], Awaitable[bool]] | None = None,
+        confirm: Callable[[], Awaitable[None]] | None = None,
     ) -> ManagedLedger:
         """Take over the log `name` and load it. `properties` are those of a log created by this call. What keeps messages (the
         `limits`, what `readable` leaves to open transactions, the guard) holds from the start: the first trim may come at once.
+        `confirm` is asked once the log is claimed and before anything else is done to it: what it raises ends the opening.
 
         Raises TopicNotFound if there is none and `create` is off, NotReady if others take it over all the time.
         """
         record = await self._claim(log_key(name), create, dict(properties or {}))
+        if confirm is not None:
+            await confirm()
         await self._recover(record)
         opened = ManagedLedger(
             name,

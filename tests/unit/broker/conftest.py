@@ -101,6 +101,9 @@ class Believer:
     async def owner_of(self, topic: TopicName) -> BrokerInfo:
         return self._me
 
+    async def confirm(self, topic: TopicName) -> None:
+        pass
+
     async def find(self, topic: TopicName, *, authoritative: bool = False) -> Found:
         await self._service.namespaces.policies(topic.namespace)
         return Found(self._me, True, True)

@@ -1,0 +1,70 @@
+"""`LogOwners`: does this broker still own the logs it has loaded?
+
+A log belongs to whoever opened it last (INV2). An owner that writes learns from its next write that it has a successor; one
+that only reads would serve an outdated copy for ever: a log that others sealed is not sealed there, what they appended is not
+delivered, what they acknowledged is delivered again. So the owner token of each loaded log is compared with the log's record,
+once in `broker.reconcile_seconds`; a log is looked at within two such periods after it changed hands (INV15). A copy found
+stale is dropped, its clients look the topic up again, and the next use loads it anew.
+
+A store that cannot be reached says nothing about owners: nothing is dropped then, and the next round asks again.
+
+The looks are spread over the period, a few at a time, because a broker has ten thousand topics and clients come first. Must not
+know bundles and locks: those tell whom to ask, not who may write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+from braid.broker.topic import Topic
+from braid.errors import BraidError, LedgerFenced
+from braid.runtime.clock import Clock
+
+log = logging.getLogger(__name__)
+LOOKED_AT_ONCE: Final = 64
+"""Logs that are looked at without a pause."""
+CONCURRENT: Final = 16
+"""Records asked for at the same time, of a store that takes time to answer."""
+
+
+class LogOwners:
+    """See the module."""
+
+    def __init__(self, clock: Clock, topics: Mapping[str, Topic], lost: Callable[[Topic], None], *, seconds: float) -> None:
+        self._clock = clock
+        self._topics = topics
+        self._lost = lost
+        self._seconds = seconds
+
+    async def run(self) -> None:
+        """Look at everything, again and again, until cancelled."""
+        while True:
+            topics = list(self._topics.values())
+            starts = range(0, max(len(topics), 1), LOOKED_AT_ONCE)
+            for start in starts:
+                await self._clock.sleep(self._seconds / len(starts))
+                await self.look(topics[start : start + LOOKED_AT_ONCE])
+
+    async def look(self, topics: Iterable[Topic]) -> None:
+        """Compare these with their records and drop those that are another owner's."""
+        waiting = iter([topic for topic in topics if not topic.is_closing])
+        async with asyncio.TaskGroup() as group:
+            for _number in range(CONCURRENT):
+                group.create_task(self._look_at_each(waiting))
+
+    async def _look_at_each(self, waiting: Iterator[Topic]) -> None:
+        for topic in waiting:
+            try:
+                await topic.log.check_owner()
+            except LedgerFenced:
+                log.warning("%s was taken over by another owner and is dropped here", topic.name)
+            except BraidError as error:
+                log.info("whether %s still belongs to this broker is unknown: %s", topic.name, error)
+                for _left in waiting:  # no use in asking for the others now
+                    pass
+                return
+            if topic.log.is_fenced:  # and the log does not say so twice
+                self._lost(topic)
