@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from braid.broker.namespaces import Namespaces
-from braid.broker.topic_records import INCARNATION, TopicRecords, find_segment
+from braid.broker.topic_records import INCARNATION, TopicRecords
 from braid.errors import AlreadyExists, NotAllowed, TopicNotFound
 from braid.managedledger.factory import ManagedLedgerFactory
 from braid.model.names import Domain, NamespaceName, TopicName, check_new_topic
@@ -134,7 +134,7 @@ class TopicCatalog:
     async def _check_not_scalable(self, name: TopicName) -> None:
         """The same for a client, which must not come again and again."""
         if await self.records.read(name) is not None:
-            raise _is_scalable(name)
+            raise is_scalable(name)
 
     async def regular_partitions(self, name: TopicName) -> int | None:
         """Partitions of the regular topic with the identity of `name`, 0 if it has none, None if there is no such topic."""
@@ -190,18 +190,6 @@ class TopicCatalog:
                 await self.logs.delete(name.managed_ledger_name, properties)
             raise
 
-    async def check_unused(self, name: TopicName) -> None:
-        """A regular topic without any data is loaded: if its creator crashed before it looked whether a scalable topic has the
-        name, that is made up for here. Raises NotAllowed then, and the topic is gone."""
-        record = await self.records.read(name)
-        if record is None:
-            return
-        try:
-            find_segment(record, name)  # one that stores a segment of the scalable topic
-        except TopicNotFound:
-            await self.logs.delete(name.managed_ledger_name)
-            raise _is_scalable(name) from None
-
     async def _check_segment_created(self, name: TopicName) -> None:
         record = (await self.records.listed(name)).record
         made_for = await self.logs.properties(name.managed_ledger_name)
@@ -209,7 +197,8 @@ class TopicCatalog:
             raise TopicNotFound(f"The topic of the segment {name} was deleted and made anew meanwhile.")
 
 
-def _is_scalable(name: TopicName) -> NotAllowed:
+def is_scalable(name: TopicName) -> NotAllowed:
+    """What clients of a regular topic are told if a scalable one has its name."""
     return NotAllowed(
         f"{name.scalable} is a scalable topic; use that name with Braid's SDK (a producer, or a stream, queue or checkpoint "
         "consumer) or a Pulsar 5 client."

@@ -5,19 +5,22 @@ is, how many partitions a regular topic has) and when they start and end. Must n
 
 A scalable topic and a regular one of the same name are never both usable. Each creation writes its record first, looks for the
 other one then, and takes itself back if that is there; a scalable topic is looked at by its leader before its first segment is
-made, so that a crash of the creator changes nothing, and a regular topic that was made and never written to (its creator may
-have crashed before it looked) when it is loaded.
+made, so that a crash of the creator changes nothing. A regular topic that was made and never written to (its creator may have
+crashed before it looked) is looked at when it is loaded: it is not served, and it is deleted where the scalable topic is led,
+under the leader's claim and while no operation is pending, because until then either of the two may be the one that stays.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from braid.broker.catalog import TopicCatalog
+from braid.broker.catalog import TopicCatalog, is_scalable
 from braid.broker.registry import BrokerInfo
-from braid.errors import AlreadyExists, BraidError, TopicNotFound
+from braid.broker.topic_records import find_segment
+from braid.errors import AlreadyExists, BraidError, LedgerFenced, NotReady, TopicNotFound
 from braid.model.names import NamespaceName, TopicName, check_new_topic
 from braid.model.routing import Routing
 from braid.runtime.tasks import Tasks
@@ -29,9 +32,11 @@ from braid.scalable.service import ScalableTopicService
 
 if TYPE_CHECKING:
     from braid.broker.ownership import Ownership
+    from braid.managedledger.log import ManagedLedger
     from braid.metadata.api import MetadataStore
     from braid.runtime.env import Runtime
     from braid.scalable.config import ScalableConfig
+    from braid.scalable.records import ScalableTopicMetadata
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +141,33 @@ class ScalableTopics(TopicCatalog):
         except TopicNotFound:
             return False
 
+    async def check_unused(self, name: TopicName, opened: ManagedLedger) -> None:
+        """A regular topic without any data is loaded: make up for what its creator may not have done. If a scalable topic has
+        the name and does not keep a segment in this one, raises NotAllowed, or NotReady as long as the scalable one may still
+        be taken back or changed. The log is gone then if it was never used and this broker leads the scalable topic."""
+        record = await self.records.read(name)
+        if record is None or _lists(record, name):
+            return
+        if record.pending_operation is not None:
+            raise NotReady(f"The scalable topic {name.scalable} is just being made, changed or deleted; try {name} again.")
+        was_used = bool(opened.cursors) or opened.ledgers.highest >= 0
+        claimed = None if was_used else await self._claimed(name)
+        if claimed is not None and claimed.pending_operation is None and not _lists(claimed, name):
+            log.warning("%s was never written to and has the name of a scalable topic; it is deleted", name)
+            with suppress(TopicNotFound, LedgerFenced):  # changed hands or deleted meanwhile
+                await self.logs.delete(name.managed_ledger_name, owner_token=opened.owner_token)
+        raise is_scalable(name)
+
+    async def _claimed(self, name: TopicName) -> ScalableTopicMetadata | None:
+        """The record of the scalable topic with this name, claimed at this moment; None if this broker does not lead it."""
+        for each in self.scalable.controllers():
+            if isinstance(each, ScalableTopicController) and each.topic == name.scalable:
+                try:
+                    return await each.claim()
+                except BraidError as error:
+                    log.info("whether %s is a leftover cannot be told now: %s", name, error)
+        return None
+
     # What clients and administrators ask.
 
     async def create_scalable_topic(
@@ -179,3 +211,12 @@ class ScalableTopics(TopicCatalog):
                 await self.create_topic(name)
         except AlreadyExists:
             log.debug("%s was created by somebody else meanwhile", name)
+
+
+def _lists(record: ScalableTopicMetadata, name: TopicName) -> bool:
+    """Whether the topic keeps one of its segments there, or is about to."""
+    try:
+        find_segment(record, name)
+    except TopicNotFound:
+        return False
+    return True

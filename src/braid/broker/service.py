@@ -266,7 +266,7 @@ class BrokerService(ScalableTopics):
             if not is_known:
                 await self.check_created(name, properties)
             elif not managed.infos and name.domain is Domain.PERSISTENT:
-                await self.check_unused(name)
+                await self.check_unused(name, managed)
             await topic.opened(managed, deduplicate=policies.deduplication)
             if incarnation is not None and not is_known:
                 # Before the first message: a subscription of the topic must not depend on who attaches first (INV7).

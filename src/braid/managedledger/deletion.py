@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from braid.errors import BraidError, NotReady, StoreMismatch, TopicNotFound, VersionConflict
+from braid.errors import BraidError, LedgerFenced, NotReady, StoreMismatch, TopicNotFound, VersionConflict
 from braid.managedledger.api import LedgerResolver
 from braid.managedledger.owned_record import swap
 from braid.managedledger.records import CursorRecord, LogRecord, decode_record, encode_record
@@ -22,10 +22,16 @@ ATTEMPTS = 10
 
 
 async def remove_log(
-    metadata: MetadataStore, resolver: LedgerResolver, key: str, properties: Mapping[str, str] | None = None
+    metadata: MetadataStore,
+    resolver: LedgerResolver,
+    key: str,
+    properties: Mapping[str, str] | None = None,
+    *,
+    owner_token: str | None = None,
 ) -> None:
     """Remove the log at `key` whoever owns it; given `properties`, only one that has these, so that a call that comes late does
-    not remove the log that followed. A removal that was begun is finished in any case. Raises TopicNotFound if there is none.
+    not remove the log that followed; given an `owner_token`, only while that is its owner's (LedgerFenced). A removal that was
+    begun is finished in any case. Raises TopicNotFound if there is none.
     """
     for _attempt in range(ATTEMPTS):
         found = await metadata.get(key, fresh=True)
@@ -34,6 +40,8 @@ async def remove_log(
         record = decode_record(LogRecord, key, found.value)
         if properties is not None and not record.is_deleted and not properties.items() <= record.properties.items():
             raise TopicNotFound(f"The log {key} that was to be removed is gone; another one has its name.")
+        if owner_token is not None and not record.is_deleted and record.owner_token != owner_token:
+            raise LedgerFenced(f"The log {key} was taken over by another owner and is not removed.")
         marked = msgspec.structs.replace(
             record, owner_epoch=record.owner_epoch + 1, owner_token=f"delete-{found.version}", is_deleted=True
         )

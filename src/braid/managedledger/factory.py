@@ -147,10 +147,10 @@ class ManagedLedgerFactory:
             if not decode_record(LogRecord, record.key, record.value).is_deleted:
                 yield record.name
 
-    async def delete(self, name: str, properties: Mapping[str, str] | None = None) -> None:
-        """Remove a log that is not loaded here: cursors, ledgers, record; given `properties`, only one that has these. Raises
-        TopicNotFound."""
-        await remove_log(self._metadata, self._resolver, log_key(name), properties)
+    async def delete(self, name: str, properties: Mapping[str, str] | None = None, *, owner_token: str | None = None) -> None:
+        """Remove a log that is not loaded here: cursors, ledgers, record; given `properties`, only one that has these, given an
+        `owner_token`, only while that owner has it. Raises TopicNotFound, LedgerFenced."""
+        await remove_log(self._metadata, self._resolver, log_key(name), properties, owner_token=owner_token)
 
     async def _claim(self, key: str, create: bool, properties: dict[str, str]) -> OwnedRecord[LogRecord]:
         """Make the record ours: the first step of opening."""

@@ -101,6 +101,15 @@ class ScalableTopicController(TopicCandidate[Term]):
     def incarnation(self) -> str:
         return self.metadata.incarnation
 
+    async def claim(self) -> ScalableTopicMetadata | None:
+        """What the record says at this moment, claimed once more; None if this broker does not lead the topic. Raises what
+        changing the record raises."""
+        term = self._term
+        if not self.is_leading or term is None or not term.work.is_claimed:
+            return None
+        await term.work.claim()
+        return term.work.metadata
+
     @property
     def is_ready(self) -> bool:
         """Whether this broker leads the topic and serves it."""

@@ -198,18 +198,63 @@ async def test_a_scalable_topic_and_a_regular_one_never_share_a_name(world: Any,
 async def test_a_regular_topic_whose_creator_crashed_before_it_looked_is_taken_back_when_it_is_loaded(
     world: Any, broker: Any, client: RawClient
 ) -> None:
-    await put(world, record_of(SegmentLayout.initial(1, 1)))
+    await put(world, record_of(SegmentLayout.initial(1, 1), leader_epoch=0))
     name = TopicName.parse("persistent://public/default/orders")
     await broker.service.logs.create(name.managed_ledger_name)  # and there the creator ended
     with pytest.raises(NotAllowed, match="scalable"):
         await client.producer(str(name))
+    assert await broker.service.logs.exists(name.managed_ledger_name), "nobody leads the scalable topic here"
+    await broker.service.scalable.lead_scalable(TOPIC)
+    with pytest.raises(NotAllowed, match="scalable"):
+        await client.producer(str(name))
     assert not await broker.service.logs.exists(name.managed_ledger_name)
-    assert not world.ledgers._ledgers
     # One that stores a segment of the scalable topic is no such leftover.
     stored = SegmentLayout.synthetic([str(name)])
     await put(world, record_of(stored))
     await broker.service.logs.create(name.managed_ledger_name)
     await broker.service.topic(name, create=False)
+
+
+@pytest.mark.inv("INV4", "INV6")
+@pytest.mark.parametrize("moment", ["pending", "pending at the claim", "another owner", "has a cursor"])
+async def test_an_empty_log_is_deleted_only_while_no_operation_can_need_it(
+    world: Any, broker: Any, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """A scalable topic that is just being made is taken back if a regular one has its name: deleting that one as well would
+    leave nothing. And a log that another owner has opened meanwhile may have messages by now."""
+    service = broker.service
+    await put(world, record_of(SegmentLayout.initial(1, 1), leader_epoch=0))
+    controller = await service.scalable.lead_scalable(TOPIC)
+    name = TopicName.parse("persistent://public/default/orders")
+    await service.logs.create(name.managed_ledger_name)
+    epoch = controller.metadata.leader_epoch
+    pending = record_of(
+        SegmentLayout.initial(1, 1), leader_epoch=epoch, pending_operation=PendingOperation(kind="create", operation_id="c")
+    )
+    if moment == "pending":
+        await put(world, pending)
+        with pytest.raises(NotReady, match="just being made"):
+            await service.topic(name, create=False)
+    else:
+        claim = controller.claim
+
+        async def meanwhile() -> Any:
+            assert moment != "has a cursor", "it is not asked"
+            if moment == "another owner":
+                found = await claim()
+                await service.logs.open(name.managed_ledger_name, object(), create=False)
+                return found
+            await put(world, pending)
+            return await claim()
+
+        if moment == "has a cursor":
+            used = await service.logs.open(name.managed_ledger_name, object(), create=False)
+            await used.open_cursor("theirs", initial="earliest")
+            await used.close()
+        monkeypatch.setattr(controller, "claim", meanwhile)
+        with pytest.raises(NotAllowed):
+            await service.topic(name, create=False)
+    assert await service.logs.exists(name.managed_ledger_name)
 
 
 @pytest.mark.req("R468-87")
