@@ -189,6 +189,37 @@ async def test_deleting_works_from_the_reserve_and_makes_room() -> None:
     await store.close()
 
 
+async def test_deleting_frees_the_journal_too() -> None:
+    """What no checkpoint could move out of the journal, for lack of room, is freed by one after its ledger is deleted."""
+    filled = await Filled().fill(LocalSettings(reserve_bytes=RESERVE, resume_bytes=RESUME, tail_bytes=100, group_bytes=10_000))
+    disk = filled.world.disk
+    assert not [path for path in disk.paths() if path.suffix == ".ledger" and disk.open(path).size()], "given back at once"
+    assert disk.free_bytes(PATH) > RESERVE // 2
+    await filled.store.delete(filled.writer.ledger_id)
+    await filled.world.clock.advance(5)
+    assert not filled.store.is_read_only
+    await filled.store.close()
+
+
+async def test_what_is_queued_when_a_checkpoint_finds_no_room_fails_with_the_end_behind_it() -> None:
+    world = World()
+    store = await world.open(SETTINGS)
+    listener = RecordingListener()
+    writer = await store.create(listener=listener)
+    writer.append(b"", b"under way")
+    await asyncio.sleep(0)  # written, its confirmation is on its way
+    writer.append(b"", b"queued")
+    store._commit.failed_job(OSError(errno.ENOSPC, "no room for a snapshot"))
+    with pytest.raises(LedgerStoreReadOnly):
+        await store.open(writer.ledger_id, fence=True)
+    assert isinstance(await listener.failed(), LedgerStoreReadOnly)
+    assert await read_all(await store.open(writer.ledger_id, fence=True)) == [b"under way"]
+    world.disk = world.disk.power_cut()
+    store = await world.open(SETTINGS)
+    assert await read_all(await store.open(writer.ledger_id, fence=True)) == [b"under way"]
+    await store.close()
+
+
 async def test_an_end_behind_failing_entries_is_refused() -> None:
     """Or the journal would say that the ledger ends after entries that were never written."""
     world = World()

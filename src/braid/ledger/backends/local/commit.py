@@ -152,8 +152,8 @@ class GroupCommit:
 
     def submit(self, record: bytes, op: Op, *, frees: bool = False) -> None:
         """Queue an operation. One that `frees` space is taken by a read-only store too: or nobody could make room by deleting.
-        Not behind entries that are about to fail, though: it may say where their ledger ends."""
-        if self.refusal is not None and not (frees and self._owed is None and not self._is_failed):
+        Behind entries that are about to fail it fails with them: it may say where their ledger ends."""
+        if self.refusal is not None and (self._is_failed or not frees):
             error = type(self.refusal)(*self.refusal.args)
             if op.failed is not None:
                 op.failed(error)
