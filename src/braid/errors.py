@@ -320,7 +320,7 @@ class StorageFull(QuotaExceeded, StorageUnavailable):
     """The disk is nearly full: nothing was stored. The producers of every client show the number of an exceeded quota at once:
     what waits in them fails, and they come back by themselves. That of other storage trouble they answer by silent retries."""
 
-    status = 507
+    status = StorageUnavailable.status
 
 
 class Overloaded(Unavailable):

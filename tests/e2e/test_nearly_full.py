@@ -151,7 +151,7 @@ async def test_the_operator_sees_it_and_frees_space(broker: Broker) -> None:
             await asyncio.to_thread(lambda: [broker.get("/admin/v2/brokers/health") for _ in range(5)])
             assert broker.gauge("braid_storage_writable") == 0
         status, text = broker.get("/admin/v2/brokers/health")
-        assert (status, "nearly full" in text, str(RESERVE) in text) == (507, True, True)
+        assert (status, "nearly full" in text, str(RESERVE) in text) == (503, True, True)
     assert broker.get(f"{base}/other/unload", "PUT")[0] == 204
     assert broker.get(f"{base}/other/subscription/old", "PUT")[0] == 204
     assert broker.get(f"{base}/other/subscription/old/skip_all", "POST")[0] == 204

@@ -18,7 +18,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.response import Response
 
 from braid.broker.ownership import OwnedElsewhere
-from braid.errors import BraidError, LedElsewhere, StorageFull
+from braid.errors import BraidError, LedElsewhere, LedgerStoreReadOnly, StorageFull
 from braid.web.admin import Admin
 from braid.web.calls import JSON_TYPE, MAX_BODY_BYTES, Answered, Ask, Call, Req, respond
 from braid.web.leaders import Leaders
@@ -190,7 +190,7 @@ def _answer(status: int, reason: str, headers: Mapping[str, str] | None = None) 
 
 
 def _refused(request: Request[Any, Any, Any], error: BraidError) -> Response[bytes]:
-    if error.status >= 500 and error.status != StorageFull.status:  # of a full disk its store tells, not each probe of health
+    if error.status >= 500 and not isinstance(error, StorageFull | LedgerStoreReadOnly):  # its store tells of a full disk
         log.warning("%s %s failed: %s", request.method, request.scope["path"][:200], error)
     return _answer(error.status, error.message, {ERROR_HEADER: type(error).__name__})
 
