@@ -135,7 +135,7 @@ async def test_every_broker_answers_with_the_same_layout(brokers: list[Any], cli
             assert str(physical_name(TOPIC, SegmentLayout.initial(2, 1).segment(number))) in owner.service.topics
 
 
-@pytest.mark.req("R468-2", "R468-6", "R468-7", "R468-46")
+@pytest.mark.req("R468-46")
 async def test_a_change_is_pushed_by_whichever_broker_serves_the_session(brokers: list[Any], clients: list[RawClient]) -> None:
     for client in clients:
         await layout(client)
@@ -194,8 +194,8 @@ async def test_a_record_changed_by_anybody_is_pushed(broker: Any, client: RawCli
 def test_the_wire_form_is_upstreams() -> None:
     """Golden bytes, written down from the tags of scalable.md 4.1."""
     made = dag_message(SegmentLayout.initial(1, 5).split(0, 9))
-    made.controller_broker_url = "pulsar://h:1"
-    made.segment_brokers.add(segment_id=1, broker_url="pulsar://h:2")
+    made.controller_broker_url, made.controller_broker_url_tls = "pulsar://h:1", "pulsar+ssl://h:3"
+    made.segment_brokers.add(segment_id=1, broker_url="pulsar://h:2", broker_url_tls="pulsar+ssl://h:4")
     assert made.SerializeToString().hex() == (
         "0801"
         "1216"
@@ -225,10 +225,12 @@ def test_the_wire_form_is_upstreams() -> None:
         "2800"
         "3801"
         "4809"
-        "1a10"
+        "1a22"
         "0801"
         "120c70756c7361723a2f2f683a32"
+        "1a1070756c7361722b73736c3a2f2f683a34"
         "220c70756c7361723a2f2f683a31"
+        "2a1070756c7361722b73736c3a2f2f683a33"
     )
     numbers = {kind.name: int(kind) for kind in CommandType}
     assert [numbers[f"SCALABLE_TOPIC_{each}"] for each in ("LOOKUP", "UPDATE", "CLOSE", "SUBSCRIBE")] == [70, 71, 72, 73]
@@ -528,22 +530,6 @@ async def test_a_half_open_connection_does_not_take_the_name_back_when_the_leade
     await assigned(clients[new], set(made.all_segments) - {0})
 
 
-@pytest.mark.req("R468-70")
-async def test_a_restart_of_a_segments_owner_moves_nothing(world: Any, brokers: list[Any], clients: list[RawClient]) -> None:
-    lead = await leader(brokers)
-    at = brokers.index(lead)
-    reply = await register(clients[at], "c")
-    before = ids(reply)
-    for number, broker in enumerate(brokers):
-        if number != at and broker.service.topics:
-            await broker.kill()
-            break
-    await world.advance(20)
-    await clients[at].settle()
-    assert CommandType.SCALABLE_TOPIC_ASSIGNMENT_UPDATE not in clients[at].kinds()
-    assert ids(await register(clients[at], "c", 51)) == before
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -631,7 +617,7 @@ def _range(each: Any) -> HashRange:
     return HashRange.of(each.hash_start, each.hash_end)
 
 
-@pytest.mark.req("R468-47", "R468-50", "R468-55")
+@pytest.mark.req("R468-47")
 async def test_a_split_and_a_merge_under_raw_producers(brokers: list[Any], until: Any) -> None:
     controller = await (await leader(brokers)).service.scalable.lead(TOPIC)
     await controller.create_subscription("s", "STREAM", "earliest")

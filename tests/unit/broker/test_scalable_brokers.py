@@ -80,7 +80,7 @@ async def register(client: RawClient, name: str, number: int = 9) -> set[int]:
     return {each.segment_id for each in reply.assignment.segments}
 
 
-@pytest.mark.req("R468-7", "R468-46", "R468-55", "R468-61")
+@pytest.mark.req("R468-46", "R468-61")
 async def test_splits_and_merges_over_brokers_hand_on_what_is_stored(brokers: InProcessBroker) -> None:
     leading = await controller(brokers)
     await leading.create_subscription("s", "STREAM", "earliest")
@@ -118,7 +118,7 @@ async def test_splits_and_merges_over_brokers_hand_on_what_is_stored(brokers: In
     client.close()
 
 
-@pytest.mark.req("R468-1", "R468-2", "R468-36")
+@pytest.mark.req("R468-12", "R468-36")
 async def test_the_survivors_lead_and_their_clients_notice_nothing(brokers: InProcessBroker) -> None:
     leading = await controller(brokers)
     at = next(number for number, node in enumerate(brokers.nodes) if leading in node.service.scalable.controllers())

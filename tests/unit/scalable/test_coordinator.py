@@ -20,7 +20,7 @@ def four() -> SegmentLayout:
     return SegmentLayout.initial(4, 0)
 
 
-@pytest.mark.req("R468-25", "R468-27", "R468-28", "R468-29", "R468-30")
+@pytest.mark.req("R468-25", "R468-27", "R468-28", "R468-30")
 def test_consumers_share_the_segments_and_only_those_whose_share_changed_are_told() -> None:
     async def main(world: World) -> None:
         layout = four()

@@ -199,7 +199,6 @@ def test_missing_cursors_are_made_with_the_next_look() -> None:
     simulate(main)
 
 
-@pytest.mark.req("R468-60")
 @pytest.mark.inv("INV7")
 def test_a_missing_active_segment_is_made_anew_with_all_cursors_while_the_leader_leads() -> None:
     async def main(world: World) -> None:
@@ -398,7 +397,6 @@ def test_a_record_that_is_not_understood_stops_nothing_and_loses_nothing() -> No
 # Readers, adoption, statistics, the log.
 
 
-@pytest.mark.req("R468-24")
 def test_a_segment_is_not_removed_while_a_reader_is_in_the_middle_of_it() -> None:
     async def main(world: World) -> None:
         broker = await topic_with(world, 1)
@@ -438,7 +436,6 @@ async def _gone(world: World) -> bool:
     return await world.metadata() is None and await world.store.get(controller_path(TOPIC), fresh=True) is None
 
 
-@pytest.mark.req("R468-84")
 def test_a_queue_subscription_that_nobody_consumes_says_so() -> None:
     async def main(world: World) -> None:
         broker = await topic_with(world, 1)
