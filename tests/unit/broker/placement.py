@@ -48,7 +48,8 @@ class Placement:
             broker_id = await self.nodes[0].service.scalable.leader_id(topic)
             return next((node for node in self.nodes if node.broker_id == broker_id), None)
 
-        return await self.until(found)
+        made: BrokerNode = await self.until(found)
+        return made
 
     async def controller(self, topic: TopicName = TOPIC) -> Any:
         node = await self.leader(topic)
@@ -59,7 +60,8 @@ class Placement:
             broker = (await self.nodes[0].service.ownership.find(name)).broker
             return next((node for node in self.nodes if node.broker_id == broker.broker_id), None)
 
-        return await self.until(found)
+        made: BrokerNode = await self.until(found)
+        return made
 
     async def owners(self, layout: SegmentLayout, *numbers: int) -> list[str]:
         """Broker ids of the owners of segments, of all active ones unless told."""
