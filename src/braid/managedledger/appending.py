@@ -33,7 +33,7 @@ from braid.managedledger.cache import LogCache
 from braid.managedledger.config import ManagedLedgerConfig
 from braid.managedledger.labels import ledger_labels
 from braid.managedledger.ledger_list import LedgerList, without_empty_end
-from braid.managedledger.owned_record import OwnedRecord
+from braid.managedledger.owned_record import FencedInDoubt, OwnedRecord
 from braid.managedledger.reading import LogReader, settled
 from braid.managedledger.records import LedgerInfo, LogRecord
 from braid.managedledger.room import unavailable
@@ -410,7 +410,7 @@ class LogAppender:
             dropped = await self.ledgers.commit(
                 lambda infos: [*without_empty_end(infos), LedgerInfo(ledger_id=writer.ledger_id)]
             )
-        except OutcomeUnknown:
+        except (OutcomeUnknown, FencedInDoubt):
             raise  # the record may name it: deleting it is up to whoever opens the log next
         except BraidError:
             await self.ledgers.discard(writer.ledger_id, {})

@@ -27,7 +27,7 @@ from braid.errors import (
 from braid.ledger.api import LedgerWriter
 from braid.managedledger.labels import ledger_labels
 from braid.managedledger.lost import given_up, lost
-from braid.managedledger.owned_record import OwnedRecord, swap
+from braid.managedledger.owned_record import FencedInDoubt, OwnedRecord, swap
 from braid.managedledger.records import (
     CursorPosition,
     CursorRecord,
@@ -190,7 +190,7 @@ class CursorStore:
             return
         try:
             await self._point_to(position, writer.ledger_id)
-        except OutcomeUnknown:
+        except (OutcomeUnknown, FencedInDoubt):
             raise  # the record may name it
         except BraidError:
             await self._owner.ledgers.discard(writer.ledger_id, {})

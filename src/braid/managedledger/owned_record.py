@@ -11,32 +11,64 @@ import asyncio
 from collections.abc import Callable
 from typing import Generic
 
-from braid.errors import LedgerFenced, OutcomeUnknown, VersionConflict
+from braid.errors import LedgerFenced, OutcomeUnknown, StoreError, VersionConflict
 from braid.managedledger.records import R, decode_record, encode_record
-from braid.metadata.api import ABSENT, MetadataStore
+from braid.metadata.api import ABSENT, MetadataStore, Record
 
 SETTLE_ATTEMPTS = 3
 
 
+class ConflictInDoubt(VersionConflict):
+    """Somebody else's value is there, and ours may have been there before: theirs may have been made from it."""
+
+
+class FencedInDoubt(LedgerFenced):
+    """The record was taken over, and our last update may have been applied before: its new owner may know of it."""
+
+
 async def swap(store: MetadataStore, key: str, value: bytes, expected: int) -> int:
-    """One compare-and-swap with a settled outcome; returns the new version. Raises VersionConflict, StoreUnavailable, and
-    OutcomeUnknown only if reading back failed to settle it. `value` must name its writer."""
-    for attempt in range(SETTLE_ATTEMPTS):
+    """One compare-and-swap with a settled outcome; returns the new version. `value` must name its writer. Raises
+    VersionConflict and StoreUnavailable if it was certainly not applied. If it may have been, ConflictInDoubt (somebody else's
+    value is there now) or OutcomeUnknown (reading back did not settle it): what `value` names must be kept then."""
+    is_in_doubt = False
+    for _attempt in range(SETTLE_ATTEMPTS):
         try:
             return (await store.put(key, value, expected=expected)).version
         except VersionConflict:
+            if not is_in_doubt:
+                raise
             # An earlier attempt may have been applied after all, after it was looked for.
-            found = await store.get(key, fresh=True) if attempt else None
+            found = await _read_back(store, key)
             if found is not None and found.value == value:
                 return found.version
-            raise
+            raise _taken(key) from None
         except OutcomeUnknown:
-            found = await store.get(key, fresh=True)
+            is_in_doubt = True
+            found = await _read_back(store, key)
             if found is not None and found.value == value:
                 return found.version
             if (ABSENT if found is None else found.version) != expected:
-                raise VersionConflict(f"The record {key} was changed by somebody else.") from None
-    raise OutcomeUnknown(f"Whether the update of {key} was applied is still unknown after {SETTLE_ATTEMPTS} attempts.")
+                raise _taken(key) from None
+        except StoreError as error:
+            if not is_in_doubt:
+                raise
+            raise _unsettled(key) from error
+    raise _unsettled(key)
+
+
+async def _read_back(store: MetadataStore, key: str) -> Record | None:
+    try:
+        return await store.get(key, fresh=True)
+    except StoreError as error:
+        raise _unsettled(key) from error
+
+
+def _taken(key: str) -> ConflictInDoubt:
+    return ConflictInDoubt(f"The record {key} was changed by somebody else.")
+
+
+def _unsettled(key: str) -> OutcomeUnknown:
+    return OutcomeUnknown(f"Whether the update of {key} was applied is not known.")
 
 
 class OwnedRecord(Generic[R]):
@@ -63,6 +95,9 @@ class OwnedRecord(Generic[R]):
             value = change(self.value)
             try:
                 self.version = await swap(self._store, self.key, encode_record(value), self.version)
+            except ConflictInDoubt:
+                self.is_lost = True
+                raise FencedInDoubt(*self.lost().args) from None
             except VersionConflict:
                 self.is_lost = True
                 raise self.lost() from None

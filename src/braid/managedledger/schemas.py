@@ -16,7 +16,7 @@ from braid.errors import BraidError, LedgerNotFound, NotAllowed, NotReady, Outco
 from braid.managedledger.api import LedgerResolver
 from braid.managedledger.labels import ledger_labels
 from braid.managedledger.lost import given_up, lost
-from braid.managedledger.owned_record import swap
+from braid.managedledger.owned_record import ConflictInDoubt, swap
 from braid.managedledger.records import FORMAT_VERSION, check_version
 from braid.metadata.api import ABSENT, MetadataStore
 from braid.runtime.env import Runtime
@@ -104,6 +104,8 @@ class SchemaStorage:
                 await swap(self._metadata, key, msgspec.json.encode(grown), expected)
             except OutcomeUnknown:
                 raise  # the locator may name the ledger
+            except ConflictInDoubt:
+                continue  # the same, as others have grown it since
             except BraidError as error:
                 await self._discard(position)
                 if isinstance(error, VersionConflict):
