@@ -135,6 +135,20 @@ def test_single_writer() -> None:
     assert names(checkers.single_writer(history(confirmed("a", 2, 0), confirmed("b", 1, 0)))) == ["C12"]
 
 
+def test_single_writer_of_a_log_that_was_made_anew() -> None:
+    """W15, seed 867928668: a store may give a low id to a log whose predecessor had a higher one."""
+
+    def owner(incarnation: str) -> tuple[Any, ...]:
+        return ("store", "info", "owner", ["/managed-ledgers/log", incarnation])
+
+    def created(proc: str, ledger: int) -> tuple[Any, ...]:
+        return (proc, "ok", "create", [ledger, "log"])
+
+    old = [owner("x"), created("a", 5), confirmed("a", 5, 0)]
+    assert checkers.single_writer(history(*old, owner("y"), created("b", 2), confirmed("b", 2, 0), confirmed("a", 5, 1))) == []
+    assert names(checkers.single_writer(history(*old, owner("x"), created("b", 2), confirmed("b", 2, 0)))) == ["C12"]
+
+
 def test_terms_grow() -> None:
     def owner(epoch: int, incarnation: str = "x") -> tuple[Any, ...]:
         return ("store", "info", "owner", ["/log", incarnation], {"epoch": epoch})

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from braid.managedledger.records import ROOT
 from braid.testing.sim.history import Event
 
 
@@ -269,9 +270,12 @@ def key_order(events: Sequence[Event], *, ordered: Iterable[str]) -> list[Violat
 
 
 def single_writer(events: Sequence[Event]) -> list[Violation]:
-    """C12: after a ledger was fenced nothing more of it is confirmed, and no log goes back to an older ledger."""
+    """C12: after a ledger was fenced nothing more of it is confirmed, and no log goes back to an older ledger. A log that was
+    deleted and made anew under its name is another one: it knows nothing of the ids of its predecessor."""
     ends: dict[int, tuple[int, Event]] = {}
-    newest: dict[str, tuple[int, Event]] = {}
+    incarnation: dict[str, str] = {}
+    home: dict[int, tuple[str, str]] = {}
+    newest: dict[tuple[str, str], int] = {}
     writer: dict[int, str] = {}
     found = []
     for event in events:
@@ -294,15 +298,19 @@ def single_writer(events: Sequence[Event]) -> list[Violation]:
             if writer.setdefault(ledger, event.proc) != event.proc:
                 found.append(Violation("C12", f"{event.proc} writes ledger {ledger} of {writer[ledger]}"))
             if component == "managed-ledger" and log:
-                if log in newest and ledger < newest[log][0]:
+                at = home.get(ledger, (log, ""))
+                if ledger < newest.get(at, -1):
                     found.append(
                         Violation(
-                            "C12",
-                            f"{event.proc} appends to ledger {ledger} of {log} at {event.t}, after {newest[log][0]} was begun",
+                            "C12", f"{event.proc} appends to ledger {ledger} of {log} at {event.t}, after {newest[at]} was begun"
                         )
                     )
-                elif log not in newest or ledger > newest[log][0]:
-                    newest[log] = (ledger, event)
+                newest[at] = max(ledger, newest.get(at, -1))
+        elif event.op == "owner":
+            incarnation[event.value[0].removeprefix(f"{ROOT}/")] = event.value[1]
+        elif event.op == "create":
+            ledger, log = event.value
+            home[ledger] = (log, incarnation.get(log, ""))
     return found
 
 

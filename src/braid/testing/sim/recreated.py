@@ -48,7 +48,7 @@ class Rebuilder(Churn):
     async def _make(self, topic: str) -> None:
         """Until the topic is there again, with the audit's subscription."""
         name, segments = TopicName.parse(topic), self._rng.choice((1, 2, 3))
-        number = self.world.history.invoke(self.node.name, "create", [topic])
+        number = self.world.history.invoke(self.node.name, "make", [topic])
         while True:
             try:
                 await self.world.calls.call(
@@ -60,7 +60,7 @@ class Rebuilder(Churn):
             except (BraidError, TimeoutError) as error:
                 self.world.history.remark(f"{self.node.name}: {type(error).__name__}: {error}")
                 await asyncio.sleep(0.5)
-        self.world.history.add(self.node.name, "ok", "create", [topic], number=number)
+        self.world.history.add(self.node.name, "ok", "make", [topic], number=number)
         while await self.subscribe(topic, KEEPER) != "ok":  # noqa: ASYNC110 - nobody else tells
             await asyncio.sleep(0.5)
 
