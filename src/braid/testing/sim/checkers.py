@@ -302,7 +302,8 @@ def single_writer(events: Sequence[Event]) -> list[Violation]:
                 if ledger < newest.get(at, -1):
                     found.append(
                         Violation(
-                            "C12", f"{event.proc} appends to ledger {ledger} of {log} at {event.t}, after {newest[at]} was begun"
+                            "C12",
+                            f"{event.proc} appends to ledger {ledger} of {log} at {event.t}, after {newest[at]} was begun",
                         )
                     )
                 newest[at] = max(ledger, newest.get(at, -1))
