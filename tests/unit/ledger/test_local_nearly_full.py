@@ -20,7 +20,7 @@ from braid.ledger.backends.local import LocalLedgerStore, LocalSettings
 from braid.ledger.backends.local.commit import GroupCommit, Op
 from braid.ledger.backends.local.writer import LocalLedgerWriter
 from braid.runtime.env import Runtime
-from braid.testing.conformance.ledger import RecordingListener, read_all
+from braid.testing.conformance.ledger import RecordingListener, filled, read_all
 
 RESERVE, RESUME = 100_000, 80_000
 SETTINGS = LocalSettings(
@@ -59,23 +59,23 @@ class Filled:
 
 async def test_resuming_needs_more_room_than_refusing() -> None:
     """First-hour repro: a probe content with a byte above the reserve lets the next group fail again, once a second."""
-    filled = await Filled().fill()
+    full = await Filled().fill()
     changes = 0
     was = True
     for step in range(60):
-        filled.free(RESERVE + 1000 + step * (RESUME // 60))  # above the reserve, but too little for more than a few groups
-        await filled.world.clock.advance(1.1)
-        changes += was is not filled.store.is_read_only
-        was = filled.store.is_read_only
+        full.free(RESERVE + 1000 + step * (RESUME // 60))  # above the reserve, but too little for more than a few groups
+        await full.world.clock.advance(1.1)
+        changes += was is not full.store.is_read_only
+        was = full.store.is_read_only
     assert changes == 0
-    filled.free(RESERVE + RESUME + 100)
-    await filled.world.clock.advance(1.1)
-    assert not filled.store.is_read_only
-    writer = await filled.store.create()
+    full.free(RESERVE + RESUME + 100)
+    await full.world.clock.advance(1.1)
+    assert not full.store.is_read_only
+    writer = await full.store.create()
     for _ in range(RESUME // 10_000):
         await writer.add(b"y" * 5000)
-    assert not filled.store.is_read_only, "there was room for that much"
-    await filled.store.close()
+    assert not full.store.is_read_only, "there was room for that much"
+    await full.store.close()
 
 
 async def test_room_for_what_was_refused_is_waited_for() -> None:
@@ -150,40 +150,56 @@ async def test_a_refused_payload_is_let_go(operation: str) -> None:
 
 async def test_the_log_says_it_once_then_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "braid")
-    filled = await Filled().fill()
+    full = await Filled().fill()
     for _ in range(600):
         with pytest.raises(LedgerStoreReadOnly):
-            await filled.store.create()
+            await full.store.create()
         with pytest.raises(LedgerStoreReadOnly):
-            filled.writer.append(b"", b"x")
-        await filled.world.clock.advance(1)
+            full.writer.append(b"", b"x")
+        await full.world.clock.advance(1)
     lines = [record.getMessage() for record in caplog.records]
     assert 10 <= len(lines) <= 12, lines
     assert "is read-only: The disk of" in lines[0]
     assert str(RESERVE) in lines[0]
     assert all("is read-only since" in line and str(RESERVE + RESUME) in line for line in lines[1:])
-    filled.world.disk.capacity = 1 << 30
-    await filled.world.clock.advance(2)
+    full.world.disk.capacity = 1 << 30
+    await full.world.clock.advance(2)
     assert "has room again" in caplog.records[-1].getMessage()
     assert len(caplog.records) == len(lines) + 1
-    await filled.store.close()
+    await full.store.close()
+
+
+async def test_a_store_that_starts_with_less_than_the_reserve_closes_and_deletes() -> None:
+    """Before it has refused anything: a log is recovered, which closes its last ledger, before it can be read."""
+    world = World()
+    store = await world.open(SETTINGS)
+    first, second = [await filled(store, 1) for _ in range(2)]
+    world.disk = world.disk.power_cut()
+    store = await world.open(SETTINGS)
+    world.disk.capacity += RESERVE // 2 - world.disk.free_bytes(PATH)
+    assert await read_all(await store.open(first.ledger_id, fence=True)) == [b"0.........."]
+    await store.delete(second.ledger_id)
+    assert not store.is_read_only
+    with pytest.raises(LedgerStoreReadOnly):
+        await store.create()
+    await store.close()
 
 
 async def test_deleting_works_from_the_reserve_and_makes_room() -> None:
-    filled = await Filled().fill()
-    store = filled.store
+    full = await Filled().fill()
+    store = full.store
     assert store.is_read_only
-    reader = await store.open(filled.writer.ledger_id, fence=True)  # who reads or deletes a topic opens its log
-    assert len(await read_all(reader)) == filled.kept
-    await store.delete(filled.writer.ledger_id)
+    reader = await store.open(full.writer.ledger_id, fence=True)  # who reads or deletes a topic opens its log
+    assert len(await read_all(reader)) == full.kept
+    await store.delete(full.writer.ledger_id)
     assert store.is_read_only, "the bytes are still there"
-    await filled.world.clock.advance(5)
+    await full.world.clock.advance(5)
     assert not store.is_read_only
-    assert filled.world.disk.free_bytes(PATH) > RESERVE + RESUME
+    assert full.world.disk.free_bytes(PATH) > RESERVE + RESUME
     again = await store.create()
     assert await again.add(b"z" * 5000) == 0
-    filled.world.disk = filled.world.disk.power_cut()
-    store = await filled.world.open(SETTINGS)
+    full.world.disk = full.world.disk.power_cut()
+    store = await full.world.open(SETTINGS)
     assert [each async for each in store.ledgers()] == [again.ledger_id]
     assert await read_all(await store.open(again.ledger_id, fence=True)) == [b"z" * 5000]
     await store.close()
@@ -191,14 +207,14 @@ async def test_deleting_works_from_the_reserve_and_makes_room() -> None:
 
 async def test_deleting_frees_the_journal_too() -> None:
     """What no checkpoint could move out of the journal, for lack of room, is freed by one after its ledger is deleted."""
-    filled = await Filled().fill(LocalSettings(reserve_bytes=RESERVE, resume_bytes=RESUME, tail_bytes=100, group_bytes=10_000))
-    disk = filled.world.disk
+    full = await Filled().fill(LocalSettings(reserve_bytes=RESERVE, resume_bytes=RESUME, tail_bytes=100, group_bytes=10_000))
+    disk = full.world.disk
     assert not [path for path in disk.paths() if path.suffix == ".ledger" and disk.open(path).size()], "given back at once"
     assert disk.free_bytes(PATH) > RESERVE // 2
-    await filled.store.delete(filled.writer.ledger_id)
-    await filled.world.clock.advance(5)
-    assert not filled.store.is_read_only
-    await filled.store.close()
+    await full.store.delete(full.writer.ledger_id)
+    await full.world.clock.advance(5)
+    assert not full.store.is_read_only
+    await full.store.close()
 
 
 async def test_what_is_queued_when_a_checkpoint_finds_no_room_fails_with_the_end_behind_it() -> None:
@@ -241,14 +257,14 @@ async def test_an_end_behind_failing_entries_is_refused() -> None:
 
 
 async def test_no_room_even_for_a_deletion_is_refused_and_tried_again() -> None:
-    filled = await Filled().fill()
-    filled.world.disk.fail("append", "journal-", errno.ENOSPC)
+    full = await Filled().fill()
+    full.world.disk.fail("append", "journal-", errno.ENOSPC)
     with pytest.raises(LedgerStoreReadOnly):
-        await filled.store.delete(filled.writer.ledger_id)
-    await filled.store.delete(filled.writer.ledger_id)
-    assert [each async for each in filled.store.ledgers()] == []
-    assert not filled.world.fatal
-    await filled.store.close()
+        await full.store.delete(full.writer.ledger_id)
+    await full.store.delete(full.writer.ledger_id)
+    assert [each async for each in full.store.ledgers()] == []
+    assert not full.world.fatal
+    await full.store.close()
 
 
 async def test_a_refused_group_is_told_so_before_the_next_one_begins() -> None:

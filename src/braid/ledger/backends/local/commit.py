@@ -39,7 +39,7 @@ OP = -1
 class Op:
     """A ledger operation that waits for its record to be durable."""
 
-    __slots__ = ("apply", "done", "failed")
+    __slots__ = ("apply", "done", "failed", "frees")
 
     def __init__(
         self, done: asyncio.Future[None], apply: Callable[[], None], failed: Callable[[LedgerError], None] | None = None
@@ -48,6 +48,7 @@ class Op:
         self.apply = apply
         """Changes the catalog; runs on the loop at the operation's place in the order."""
         self.failed = failed
+        self.frees = False
 
 
 Item = tuple[LocalLedgerWriter | Op, int, bytes, bytes]
@@ -159,6 +160,7 @@ class GroupCommit:
                 op.failed(error)
             op.done.set_exception(error)
             return
+        op.frees = frees
         self.pending.append((op, OP, record, b""))
         self.pending_bytes += len(record)
         if self.is_idle:
@@ -215,7 +217,8 @@ class GroupCommit:
             self._writing = items = self._take()
             self._began = self._clock.monotonic()
             mark, self.mark = self.mark, b""
-            self._worker.post(partial(write_group, self._journal, items, mark, self.refusal is not None), self._written)
+            from_reserve = self.refusal is not None or all(isinstance(item[0], Op) and item[0].frees for item in items)
+            self._worker.post(partial(write_group, self._journal, items, mark, from_reserve), self._written)
 
     def _take(self) -> list[Item]:
         pending, limit = self.pending, self._settings.group_bytes
