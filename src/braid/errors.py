@@ -241,6 +241,12 @@ class NotAllowed(Rejected):
     status = 405
 
 
+class SubscriptionLimit(NotAllowed):
+    """A topic has as many subscriptions as it may have."""
+
+    status = 412
+
+
 class InvalidArgument(Rejected):
     """A value outside its documented range."""
 

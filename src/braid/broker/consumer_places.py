@@ -14,7 +14,7 @@ from braid.client.connection import Connection
 from braid.errors import BraidError, NotReady
 from braid.model.hashranges import HashRange
 from braid.model.names import TopicName
-from braid.scalable.api import AssignedSegment, ConsumerAssignment, RegistrationNumber
+from braid.scalable.api import AssignedSegment, ConsumerAssignment, PlaceReport, RegistrationNumber
 from braid.scalable.records import Initial
 from braid.wire import messages, requests
 from braid.wire.commands import encode, enum_value
@@ -39,6 +39,8 @@ class Wanted(msgspec.Struct, frozen=True):
     """Its client tells when it leaves."""
     number: RegistrationNumber | None = None
     """Of a relayed registration that another leader has taken before."""
+    hands_over: bool = False
+    """A member of a checkpoint group that reports its places."""
 
 
 class Place(Protocol):
@@ -46,6 +48,10 @@ class Place(Protocol):
 
     async def leave(self) -> None:
         """For good."""
+        ...
+
+    async def report(self, report: PlaceReport) -> None:
+        """It says where it stands (checkpoint groups)."""
         ...
 
     def disconnect(self) -> None:
@@ -95,6 +101,9 @@ class Here:
     async def leave(self) -> None:
         await self._controller.unregister_consumer(self._wanted.subscription, self._wanted.consumer_name, self)
 
+    async def report(self, report: PlaceReport) -> None:
+        await self._controller.report_places(self._wanted.subscription, self._wanted.consumer_name, self, report)
+
     def disconnect(self) -> None:
         self._controller.consumer_disconnected(self._wanted.subscription, self._wanted.consumer_name, self)
 
@@ -136,6 +145,11 @@ class Elsewhere:
         finally:
             self.disconnect()
 
+    async def report(self, report: PlaceReport) -> None:
+        await self._connection.request(
+            lambda number: requests.report_places(number, self._wanted.consumer_id, report.term, report.places, report.released)
+        )
+
     def disconnect(self) -> None:
         self._connection.scalable_consumers.pop(self._wanted.consumer_id, None)
         self._connection.close()
@@ -163,6 +177,7 @@ def relayed(
         registration_number=count,
         says_goodbye=wanted.says_goodbye,
         is_leaving=is_leaving,
+        hands_over=wanted.hands_over,
     )
 
 
@@ -176,12 +191,16 @@ def number_of(
 def write_assignment(assignment: ConsumerAssignment) -> messages.ScalableConsumerAssignment:
     """An assignment for the wire."""
     made = messages.ScalableConsumerAssignment(layout_epoch=assignment.layout_epoch, resets=assignment.resets or None)
+    if assignment.term:
+        made.term, made.is_partial = assignment.term, assignment.is_partial
+        made.owed.extend(assignment.owed)
     for each in assignment.segments:
         made.segments.add(
             segment_id=each.segment_id,
             hash_start=each.hash_range.start,
             hash_end=each.hash_range.end,
             segment_topic=each.topic,
+            place=each.place,
         )
     return made
 
@@ -191,8 +210,16 @@ def read_assignment(body: messages.ScalableConsumerAssignment) -> ConsumerAssign
     return ConsumerAssignment(
         body.layout_epoch,
         tuple(
-            AssignedSegment(each.segment_id, HashRange.of(each.hash_start, each.hash_end), each.segment_topic)
+            AssignedSegment(
+                each.segment_id,
+                HashRange.of(each.hash_start, each.hash_end),
+                each.segment_topic,
+                each.place if each.HasField("place") else None,
+            )
             for each in body.segments
         ),
         resets=body.resets,
+        term=body.term,
+        is_partial=body.is_partial,
+        owed=tuple(body.owed),
     )

@@ -36,7 +36,7 @@ from braid.errors import (
     Unavailable,
 )
 from braid.runtime.tasks import Tasks
-from braid.scalable.api import ConsumerAssignment, ConsumerRegistration, RegistrationNumber
+from braid.scalable.api import ConsumerAssignment, ConsumerRegistration, PlaceReport, RegistrationNumber
 from braid.wire.commands import encode
 from braid.wire.types import CommandType, ScalableConsumerType
 
@@ -122,6 +122,16 @@ class ScalableConsumer:
             log.debug("%s leaves %s with its next leader: %s", self.wanted.consumer_name, self.wanted.topic, error)
         if self._number is not None:
             self._service.farewells.spawn(self._say_goodbye(self._number), self.wanted.consumer_name)
+
+    async def report(self, report: PlaceReport) -> None:
+        """The client says where it stands. Raises NotReady while no leader knows it."""
+        place = self._place
+        if place is None or self._is_over:
+            raise NotReady(f"{self.wanted.consumer_name} is not registered with a leader of {self.wanted.topic} at the moment.")
+        try:
+            await place.report(report)
+        except LATER as error:
+            raise NotReady(error.message) from error
 
     async def _say_goodbye(self, number: RegistrationNumber) -> None:
         """Tell whoever leads next; when the grace period is over, that is no longer needed."""
@@ -258,6 +268,7 @@ class ScalableConsumer:
                     place,
                     number=self._number,
                     says_goodbye=self.wanted.says_goodbye,
+                    hands_over=self.wanted.hands_over,
                 ),
                 "CHECKPOINT" if self.wanted.kind is ScalableConsumerType.CHECKPOINT else "STREAM",
                 initial=self.wanted.initial,

@@ -2,8 +2,11 @@
 
 Alone, it reads the segments in the order of the DAG: a segment is begun once everything in all its ancestors has been received
 by the application, so that what is read after a checkpoint is, key by key, what follows it (C17). In a group, the topic's
-controller shares the segments out among the members and nothing but that is promised: no order between a segment and its
-successors. Positions advance when the application receives, never before. Nothing is stored at the brokers.
+controller shares the segments out among the members, with no order between a segment and its successors. A segment that moves
+is handed over: its member stops, says where, and only then another one goes on from there. The group remembers those places,
+where each segment was begun and, from one checkpoint to the next, the one before; a member that is gone without a word
+leaves no more than that. Positions advance when the application receives, never before. For a lone reader, brokers store
+nothing.
 """
 
 from __future__ import annotations
@@ -11,15 +14,25 @@ from __future__ import annotations
 import datetime
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from braid.client.checkpoints import END, AtTime, Checkpoint, Place, check_fits, missing, removed, understood_start
+from braid.client.checkpoint_starts import CheckpointStart
+from braid.client.checkpoints import (
+    END,
+    AtTime,
+    Checkpoint,
+    Place,
+    missing,
+    read_place,
+    understood_start,
+)
 from braid.client.consumer_lanes import LaneOptions
 from braid.client.consumer_origin import checked_name, checked_text
 from braid.client.consumer_segments import SegmentsConsumer
 from braid.client.consumer_session import Assignment, ConsumerSession
+from braid.client.group_places import GroupReports, further
 from braid.client.messages import EARLIEST, LATEST, Message, MessageId
-from braid.client.reader_lanes import BEGINNING, ReaderLane
+from braid.client.reader_lanes import ReaderLane
 from braid.client.topic_consumer import TopicConsumer
 from braid.errors import (
     BraidError,
@@ -31,13 +44,15 @@ from braid.errors import (
     NotReady,
 )
 from braid.model.layout import SegmentLayout
-from braid.model.segments import SegmentEnd, physical_name
+from braid.model.segments import physical_name
 from braid.wire.types import InitialPosition, ScalableConsumerType, SubType
 
 if TYPE_CHECKING:
     from braid.client.client import Client
 
 log = logging.getLogger(__name__)
+CHECKPOINT_SECONDS: Final = 5.0
+"""Between two checkpoints of a member that its group is told."""
 Start = MessageId | Checkpoint | bytes | datetime.datetime | int
 """EARLIEST, LATEST, a checkpoint (also as its bytes), or a time (in milliseconds since the epoch, or aware)."""
 
@@ -45,7 +60,13 @@ Start = MessageId | Checkpoint | bytes | datetime.datetime | int
 class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
     """Receives a topic's messages from a position of the application's own keeping. Made by `Client.checkpoint_consumer`.
 
-    Brokers keep nothing for it: how long data can be read is a matter of the namespace's retention.
+    Brokers keep no data for it: how long data can be read is a matter of the namespace's retention.
+
+    The members of a group get each message once while they live: a member lives until it is closed, unless it was away from
+    the topic's leader for longer than `consumer_grace_seconds`, or another one took its name. Of one that does not live any
+    more, the group knows the last hand-over and the last checkpoint but one: what it received after that comes again to the
+    others (at least once, nothing is lost). Who is first in a segment decides by its `start` where the group begins there;
+    a member that comes with a checkpoint takes the segments that it is given first from there, whatever the group knows.
     """
 
     def __init__(
@@ -60,7 +81,7 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
     ) -> None:
         super().__init__(client, topic, checked_name("name", name, f"checkpoint-{client.runtime.token()}"), schema)
         self.group = None if group is None else checked_text("group", group)
-        self._start = understood_start(start)
+        self._start = CheckpointStart(self.layouts, understood_start(start), self.group)
         self._places: dict[int, Place] = {}
         """Every segment of the layout (of the group's share, in a group) and how far it was received."""
         self._is_opening = True
@@ -69,7 +90,17 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
         self._left_at: dict[int, int] = {}
         """In a group: segments taken away unread by an assignment of a layout (its epoch) not known here yet."""
         self._assigned: Mapping[int, str] = {}
+        self._restored: dict[int, Place] = {}
+        """In a group: places of the checkpoint to start from, as long as their segments may come with the first share."""
+        if group is not None and isinstance(self._start.given, Checkpoint):
+            self._restored = dict(self._start.given.places)
+        self._told: tuple[float, Mapping[int, Place]] = (0.0, {})
+        """In a group: when a checkpoint was told last, and the newest checkpoint."""
         self._session: ConsumerSession | None = None
+        self._reports: GroupReports | None = None
+        self._seeking: set[int] = set()
+        """In a group: segments to be handed over once their end is found."""
+        self._first_layout = SegmentLayout(-1, 0, {})
         if group is not None:
             self._session = ConsumerSession(
                 self.layouts,
@@ -80,17 +111,18 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
                 assigned=self._assign,
                 ended=self._session_ended,
             )
+            self._reports = GroupReports(self._session, self.name)
 
     async def open(self) -> None:
         """Find the place to begin in every segment and attach. Raises CheckpointInvalid, CheckpointOutdated."""
         await self.layouts.open()
-        await self._wait_for_layout()
+        await self._start.check()
         layout = self.layouts.layout
-        if isinstance(self._start, Checkpoint):
-            await self._check_start(self._start, layout)
         self._next_segment = layout.next_segment_id
-        for segment_id in layout.all_segments:
-            self._places[segment_id] = self._place_of(segment_id, layout, is_new=False)
+        self._first_layout = layout
+        if self._session is None:
+            for segment_id in layout.all_segments:
+                self._places[segment_id] = self._start.place_of(segment_id, layout, is_new=False)
         self.layouts.listen(self._follow, self._layout_failed)
         if self._session is not None:
             await self._session.open()
@@ -103,6 +135,8 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
                 if lane.place == LATEST and lane.connection is None:
                     lane.check_usable()
                     raise NotReady(f"The end of {lane.topic} could not be found in time; try again.")
+            if self._reports is not None and not await self._reports.flush(self.config.operation_timeout):
+                raise NotReady(f"The group {self.group} of {self.topic} could not be told where it begins; try again.")
         finally:
             timer.cancel()
         self._is_opening = False
@@ -115,14 +149,12 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
 
     def checkpoint(self) -> Checkpoint:
         """Where the application stands: everything received so far, and nothing else. In a group: in the segments this member
-        has read."""
-        places = {number: self._place_now(number, place) for number, place in self._places.items()}
-        return Checkpoint(
-            str(self.layouts.resolved),
-            self.layouts.incarnation,
-            self.layouts.layout.next_segment_id,
-            {number: place for number, place in places.items() if place != LATEST},
-        )
+        has; the group takes it for stored when the next one is taken, and would begin there should this member be lost."""
+        found = {number: self._place_now(number, place) for number, place in self._places.items()}
+        places = {number: place for number, place in found.items() if place != LATEST}
+        if self._reports is not None:
+            self._tell_checkpoint(places)
+        return Checkpoint(str(self.layouts.resolved), self.layouts.incarnation, self.layouts.layout.next_segment_id, places)
 
     async def close(self) -> None:
         """Stop reading. Idempotent."""
@@ -130,6 +162,8 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
         self.client.forget(self)
         self._queue.clear()
         self._queue.wake()
+        if self._reports is not None:
+            await self._say_farewell(self._reports)
         await self._close_lanes()
         if self._session is not None:
             await self._session.close()
@@ -178,7 +212,7 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
                 return  # nothing may be begun: it could be what follows a gap
             for segment_id in layout.all_segments:
                 if segment_id not in self._places:
-                    self._places[segment_id] = self._place_of(segment_id, layout, is_new=True)
+                    self._places[segment_id] = self._start.place_of(segment_id, layout, is_new=True)
             for segment_id, info in sorted(layout.all_segments.items()):
                 lane = self._lanes.get(segment_id)
                 if lane is None and self._may_begin(segment_id, layout):
@@ -217,40 +251,112 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
                     self._left_at[segment_id] = assignment.layout_epoch
                 self._queue.drop(lane)
                 self._places[segment_id] = self._place_now(segment_id, self._places[segment_id])
-                self._remove(lane)
-        for segment_id, topic in self._assigned.items():
-            if segment_id not in self._places:
-                self._places[segment_id] = self._place_of(segment_id, self.layouts.layout, is_new=True)
-            if segment_id not in self._lanes and self._places[segment_id] is not END:
-                self._add(segment_id, topic)
+                if segment_id in assignment.owed and self._places[segment_id] == LATEST:
+                    self._find_end(lane)
+                else:
+                    self._remove(lane)
+        if assignment.is_managed:
+            for segment_id in assignment.owed:
+                self._let_go(segment_id)
+            for segment_id in [each for each in self._places if each not in self._assigned]:
+                del self._places[segment_id]  # others read it by now
+        try:
+            for segment_id, topic in self._assigned.items():
+                self._take_up(segment_id, topic, assignment)
+        except CheckpointInvalid as error:
+            self.fail(error)
+        if not assignment.is_partial:
+            self._restored.clear()
         self._check_shared(self.layouts.layout)
         self._queue.wake()
 
-    def _place_of(self, segment_id: int, layout: SegmentLayout, *, is_new: bool) -> Place:
-        """Where to begin a segment that was there at the start, or came later (then from its beginning)."""
-        start = self._start
-        if isinstance(start, Checkpoint) and start.boundary is None:
-            place = start.places.get(segment_id)
-            if place is not None:
-                return place
-            if start.topic and segment_id < start.next_segment and self.group is None:
-                raise CheckpointInvalid(
-                    f"The checkpoint says nothing of segment {segment_id} of {self.topic}, because it was taken by a member of "
-                    "a group; use it in that group, or start from EARLIEST, LATEST or a time."
-                )
-            return self._beginning() if start.topic and segment_id >= start.next_segment else EARLIEST
-        if isinstance(start, Checkpoint):
-            start = start.boundary or EARLIEST
-        if is_new:
-            return self._beginning()
-        if isinstance(start, MessageId) and start == LATEST:
-            info = layout.all_segments.get(segment_id)
-            return END if info is None or info.is_sealed else LATEST
-        return start if isinstance(start, AtTime) else EARLIEST
+    # Places that go from member to member.
 
-    def _beginning(self) -> MessageId:
-        """Of a segment that came later. In a group another member may have read what is not there any more."""
-        return BEGINNING if self.group is None else EARLIEST
+    def _take_up(self, segment_id: int, topic: str, assignment: Assignment) -> None:
+        """Read an assigned segment: from where it was left here or in the group, or as the first from where we start."""
+        known = assignment.places.get(segment_id)
+        group = None if known is None else read_place(known, segment_id) if known else self._start.beginning
+        untold = None if self._reports is None else self._reports.forget(segment_id)
+        lane, place = self._lanes.get(segment_id), self._places.get(segment_id, untold)
+        if lane is not None and place is not None:
+            if not assignment.is_first or group is None or not further(group, self._place_now(segment_id, place)):
+                return
+            self._queue.drop(lane)  # others had it while this member was away
+            self._remove(lane)
+            place = group
+        elif place is None:
+            place = self._restored.pop(segment_id, group)
+            if place is None:
+                is_new = segment_id not in self._first_layout.all_segments
+                place = self._start.place_of(segment_id, self.layouts.layout, is_new=is_new)
+        elif group is not None and further(group, place):
+            place = group
+        self._places[segment_id] = place
+        if place is not END:
+            self._add(segment_id, topic)
+        if assignment.is_managed and place != group and self._reports is not None:
+            self._reports.expect(segment_id)
+            self._tasks.spawn(self._tell_start(segment_id), f"start of segment {segment_id}")
+
+    async def _tell_start(self, segment_id: int) -> None:
+        """The group does not know yet where it begins in this segment; the end is known once the lane is attached."""
+        lane = self._lanes.get(segment_id)
+        if lane is not None:
+            await lane.tried.wait()
+        place = self._places.get(segment_id)
+        found = None if place is None else self._place_now(segment_id, place)
+        assert self._reports is not None
+        if found is not None and found != LATEST and segment_id in self._assigned:
+            self._reports.tell(segment_id, found)
+        else:
+            self._reports.stop_expecting(segment_id)
+
+    def _let_go(self, segment_id: int) -> None:
+        """The segment goes to another member as soon as the group knows where this one has stopped."""
+        place = self._places.get(segment_id)
+        if self._reports is not None and segment_id not in self._seeking:
+            self._reports.tell(segment_id, place, is_released=True)
+
+    def _find_end(self, lane: ReaderLane) -> None:
+        """A segment goes to another member before its end, where this one began, was found."""
+        assert self._reports is not None
+        del self._lanes[lane.segment_id]
+        self._closing[lane] = None
+        self._seeking.add(lane.segment_id)
+        self._reports.expect(lane.segment_id)
+        self._tasks.spawn(self._hand_over_end(lane, self._reports), f"end of segment {lane.segment_id}")
+
+    async def _hand_over_end(self, lane: ReaderLane, reports: GroupReports) -> None:
+        await lane.tried.wait()
+        self._seeking.discard(lane.segment_id)
+        if lane.segment_id not in self._assigned:
+            reports.tell(lane.segment_id, None if lane.place == LATEST else lane.place, is_released=True)
+        else:
+            reports.stop_expecting(lane.segment_id)
+        await self._close_and_forget(lane)
+
+    def _tell_checkpoint(self, places: Mapping[int, Place]) -> None:
+        """Tell the group the checkpoint before this one: an application that takes another has stored the last."""
+        assert self._reports is not None
+        now, (told_at, before) = self.clock.monotonic(), self._told
+        if before and now - told_at < CHECKPOINT_SECONDS:
+            self._told = (told_at, places)
+            return
+        for segment_id, place in before.items():
+            if segment_id in self._assigned:
+                self._reports.tell(segment_id, place)
+        self._told = (now, places)
+
+    async def _say_farewell(self, reports: GroupReports) -> None:
+        """Leave the places to the others; if nobody takes them in time, they begin where the group was last."""
+        if self._session is not None and self._session.is_managed and not self._session.is_over:
+            for segment_id in self._assigned:
+                place = self._places.get(segment_id)
+                if place is not None and (place := self._place_now(segment_id, place)) != LATEST:
+                    reports.tell(segment_id, place)
+            if not await reports.flush(self.config.operation_timeout):
+                log.warning("%s could not tell the group %s of %s where it stopped", self.name, self.group, self.topic)
+        await reports.close()
 
     def _add(self, segment_id: int, topic: str) -> None:
         place = self._places[segment_id]
@@ -343,33 +449,6 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
     def _is_waiting_for_application(self) -> bool:
         return self._session is None and self._are_lanes_exhausted(list(self._lanes.values()))
 
-    async def _check_start(self, start: Checkpoint, layout: SegmentLayout) -> None:
-        """Raise if the checkpoint does not fit. A segment may have been sealed and removed since, after all of it was read: the
-        checkpoint cannot know that, but the topic remembers where such segments ended."""
-        topic, incarnation, is_whole = str(self.layouts.resolved), self.layouts.incarnation, self.group is None
-        ends: Mapping[int, SegmentEnd] = {}
-        if incarnation and removed(start, layout, is_whole=is_whole):
-            reads = self.client.segment_reads()
-            try:
-                found = await reads.pruned(topic)
-            finally:
-                await reads.close()
-            if found.incarnation == incarnation:
-                ends = found.ends
-        check_fits(start, topic, incarnation, layout, is_whole=is_whole, ends=ends)
-
-    async def _wait_for_layout(self) -> None:
-        """A broker that is behind may not know segments yet of which the checkpoint speaks."""
-        start = self._start
-        deadline = self.clock.monotonic() + self.config.operation_timeout
-        while isinstance(start, Checkpoint) and start.incarnation == self.layouts.incarnation:
-            if start.next_segment <= self.layouts.layout.next_segment_id:
-                return
-            if self.clock.monotonic() >= deadline:
-                raise NotReady(f"The layout of {self.topic} is older than the checkpoint; try again.")
-            self.layouts.refresh()
-            await self.clock.sleep(self.config.backoff_initial)
-
     def _give_up_trying(self) -> None:
         for lane in self._lanes.values():
             lane.tried.set()
@@ -378,6 +457,8 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
         if self.is_closed:
             return
         self.fail(error)
+        if self._reports is not None:
+            self._reports.stop()
         self._queue.clear()
         for lane in list(self._lanes.values()):
             self._remove(lane)

@@ -177,7 +177,8 @@ def missing(layout: SegmentLayout, first: int) -> list[int]:
 _POSITION, _END, _START, _TIME = range(4)
 _LENGTH: Final = struct.Struct(">H")
 _HEAD: Final = struct.Struct(">QI")
-_SEGMENT: Final = struct.Struct(">QB")
+_SEGMENT: Final = struct.Struct(">Q")
+_KIND: Final = struct.Struct(">B")
 _ID: Final = struct.Struct(">qqiii")
 _MS: Final = struct.Struct(">q")
 _SUM: Final = struct.Struct(">I")
@@ -190,16 +191,7 @@ def _write(checkpoint: Checkpoint) -> bytes:
         out += [_LENGTH.pack(len(raw)), raw]
     out.append(_HEAD.pack(checkpoint.next_segment, len(checkpoint.places)))
     for number, place in sorted(checkpoint.places.items()):
-        if place is END:
-            out.append(_SEGMENT.pack(number, _END))
-        elif isinstance(place, AtTime):
-            out += [_SEGMENT.pack(number, _TIME), _MS.pack(place.ms)]
-        elif isinstance(place, MessageId):
-            if place.ledger_id < 0:
-                out.append(_SEGMENT.pack(number, _START))
-            else:
-                numbers = place.ledger_id, place.entry_id, place.partition, place.batch_index, place.batch_size
-                out += [_SEGMENT.pack(number, _POSITION), _ID.pack(*numbers)]
+        out += [_SEGMENT.pack(number), write_place(place)]
     body = b"".join(out)
     return body + _SUM.pack(crc32c(body))
 
@@ -226,24 +218,53 @@ def _read(data: bytes) -> Checkpoint:
     at += _HEAD.size
     places: dict[int, Place] = {}
     for _ in range(_counted(count)):
-        number, kind = _SEGMENT.unpack_from(body, at)
-        at += _SEGMENT.size
-        if kind == _END:
-            places[number] = END
-        elif kind == _START:
-            places[number] = EARLIEST
-        elif kind == _TIME:
-            places[number] = AtTime(_MS.unpack_from(body, at)[0])
-            at += _MS.size
-        elif kind == _POSITION:
-            ledger_id, entry_id, partition, index, size = _ID.unpack_from(body, at)
-            places[number] = MessageId(ledger_id, entry_id, partition, index, size, number)
-            at += _ID.size
-        else:
-            raise ValueError(f"segment {number} has an unknown kind of place, {kind}")
+        (number,) = _SEGMENT.unpack_from(body, at)
+        places[number], at = _read_place(body, at + _SEGMENT.size, number)
     if at != len(body):
         raise ValueError(f"{len(body) - at} bytes follow its end")
     return Checkpoint(texts[0], texts[1], next_segment, places)
+
+
+def write_place(place: Place) -> bytes:
+    """One place, as checkpoints have it and as the members of a group tell it each other."""
+    if place is END:
+        return _KIND.pack(_END)
+    if isinstance(place, AtTime):
+        return _KIND.pack(_TIME) + _MS.pack(place.ms)
+    if place.ledger_id < 0:
+        return _KIND.pack(_START)
+    return _KIND.pack(_POSITION) + _ID.pack(
+        place.ledger_id, place.entry_id, place.partition, place.batch_index, place.batch_size
+    )
+
+
+def read_place(data: bytes, number: int) -> Place:
+    """What `write_place` wrote of the segment of this number. Raises CheckpointInvalid."""
+    try:
+        place, end = _read_place(data, 0, number)
+        if end != len(data):
+            raise ValueError(f"{len(data) - end} bytes follow its end")
+    except (struct.error, ValueError) as error:
+        raise CheckpointInvalid(
+            f"What the group knows of segment {number} is damaged ({error}); delete the group's subscription and {REMEDY}."
+        ) from None
+    return place
+
+
+def _read_place(body: bytes, at: int, number: int) -> tuple[Place, int]:
+    """A place and where it ends."""
+    (kind,) = _KIND.unpack_from(body, at)
+    at += _KIND.size
+    if kind == _END:
+        return END, at
+    if kind == _START:
+        return EARLIEST, at
+    if kind == _TIME:
+        return AtTime(_MS.unpack_from(body, at)[0]), at + _MS.size
+    if kind == _POSITION:
+        ledger_id, entry_id, partition, index, size = _ID.unpack_from(body, at)
+        return MessageId(ledger_id, entry_id, partition, index, size, number), at + _ID.size
+    raise ValueError(f"segment {number} has an unknown kind of place, {kind}")
 
 
 # The form of Pulsar's Java client.

@@ -211,8 +211,9 @@ class Client:
         """A reader whose position the application keeps itself, as a `Checkpoint`; `await` it or enter it with `async with`.
 
         It begins at `start`: EARLIEST, LATEST, a checkpoint or its bytes, an aware datetime or milliseconds since 1970. The
-        members of a `group` share the segments out; they get each message once, but in no order between a segment and its
-        successors."""
+        members of a `group` share the segments out, in no order between a segment and its successors. While they live, they
+        get each message once, whoever joins or leaves: a segment that moves is handed over where its member stopped. What one
+        that crashed had received since the group last knew its position comes again; see `CheckpointConsumer`."""
         from braid.client.checkpoint_consumer import CheckpointConsumer
 
         return self._opening(

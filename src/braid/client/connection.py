@@ -394,6 +394,7 @@ _WITH_ERROR = (
     CommandType.FIND_INDEX_RESPONSE,
     CommandType.FETCH_ENTRIES_RESPONSE,
     CommandType.MOVE_CURSOR_RESPONSE,
+    CommandType.REPORT_PLACES_RESPONSE,
 )
 """Answers that carry their error themselves."""
 

@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from braid.client.attachment import FINAL, TRANSIENT
 from braid.client.connection import UNASKED, Connection
-from braid.errors import BraidError, Closed, ConnectionLost, ConsumerDisplaced, DeadlineExceeded, RequestError, TransportError
+from braid.errors import (
+    BraidError,
+    Closed,
+    ConnectionLost,
+    ConsumerDisplaced,
+    DeadlineExceeded,
+    NotReady,
+    RequestError,
+    TransportError,
+)
 from braid.runtime.tasks import Tasks
 from braid.wire import requests
 from braid.wire.types import InitialPosition, ScalableConsumerType
@@ -39,6 +48,14 @@ class Assignment(msgspec.Struct, frozen=True):
     """Whether it answers a registration: what happened since the last one may have been missed."""
     resets: int
     """How often the subscription was reset."""
+    places: Mapping[int, bytes | None] = {}
+    """In a checkpoint group: where the group stands in these segments; empty is the beginning, None = not known."""
+    owed: tuple[int, ...] = ()
+    """In a checkpoint group: segments to let go of, saying where."""
+    is_managed: bool = False
+    """Whether the controller hands the places of a checkpoint group over."""
+    is_partial: bool = False
+    """In a checkpoint group: more will follow when others have let go of it."""
 
 
 class ConsumerSession:
@@ -67,6 +84,7 @@ class ConsumerSession:
         self._ended = ended
         self._connection: Connection | None = None
         self._epoch = -1
+        self._term = 0
         self._is_registering = False
         self._early: list[Any] = []
         """Assignments that came before the answer to the registration was dealt with."""
@@ -107,10 +125,27 @@ class ConsumerSession:
             self._connection = None
         await self._tasks.close()
 
+    @property
+    def is_managed(self) -> bool:
+        """Whether the controller hands the places of a checkpoint group over."""
+        return self._term > 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this consumer has no part in the subscription any more."""
+        return self._failure is not None
+
     def check(self) -> None:
         """Raise why this consumer has no part in the subscription any more, if so."""
         if self._failure is not None:
             raise self._ending()
+
+    async def report(self, places: Mapping[int, bytes | None], released: Collection[int]) -> None:
+        """Say where this member of a checkpoint group stands. Raises NotReady if that has to be said again."""
+        connection, term = self._connection, self._term
+        if connection is None:
+            raise NotReady(f"{self._name} is not registered with {self._layouts.topic} at the moment.")
+        await connection.request(lambda number: requests.report_places(number, self.consumer_id, term, places, released))
 
     # The connection's side.
 
@@ -146,7 +181,14 @@ class ConsumerSession:
         try:
             body = await connection.request(
                 lambda number: requests.scalable_topic_subscribe(
-                    number, self._layouts.topic, self._subscription, self._name, self.consumer_id, self._kind, self._initial
+                    number,
+                    self._layouts.topic,
+                    self._subscription,
+                    self._name,
+                    self.consumer_id,
+                    self._kind,
+                    self._initial,
+                    hands_over=self._kind is ScalableConsumerType.CHECKPOINT,
                 )
             )
         except BaseException as error:
@@ -181,8 +223,14 @@ class ConsumerSession:
         if body.layout_epoch < self._epoch or self._is_closed:
             return
         self._epoch = body.layout_epoch
+        self._term = body.term
         topics = {each.segment_id: each.segment_topic for each in body.segments}
-        self._assigned(Assignment(body.layout_epoch, topics, is_first, body.resets))
+        places = {each.segment_id: each.place if each.HasField("place") else None for each in body.segments}
+        self._assigned(
+            Assignment(
+                body.layout_epoch, topics, is_first, body.resets, places, tuple(body.owed), body.term > 0, body.is_partial
+            )
+        )
 
     def _end(self, error: BraidError) -> None:
         self._failure = error

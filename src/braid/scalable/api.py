@@ -162,6 +162,8 @@ class AssignedSegment(msgspec.Struct, frozen=True):
     hash_range: HashRange
     topic: str
     """Physical name of what to subscribe to."""
+    place: bytes | None = None
+    """In a checkpoint group: where the group stands; empty is the beginning, None = not known."""
 
 
 class ConsumerAssignment(msgspec.Struct, frozen=True):
@@ -173,6 +175,23 @@ class ConsumerAssignment(msgspec.Struct, frozen=True):
     """In the answer to a registration: its number, to be given when it is made again with another leader."""
     resets: int = 0
     """How often the subscription was reset: what a consumer knows from before the last time is void."""
+    term: int = 0
+    """In a checkpoint group: epoch of the leader that made it."""
+    is_partial: bool = False
+    """In a checkpoint group: more is meant for this member, once others have handed it over."""
+    owed: tuple[int, ...] = ()
+    """In a checkpoint group: what this member has to let go of, saying where it stopped."""
+
+
+class PlaceReport(msgspec.Struct, frozen=True):
+    """A member of a checkpoint group says where it stands in segments."""
+
+    term: int
+    """Of the assignment that it had then."""
+    places: Mapping[int, bytes | None]
+    """By segment; None if it has none to tell."""
+    released: frozenset[int] = frozenset()
+    """Segments of these that were taken from it, of which it hands out nothing any more."""
 
 
 class ConsumerHandle(Protocol):
@@ -202,6 +221,8 @@ class ConsumerRegistration(msgspec.Struct, frozen=True, eq=False):
     """Of a registration that moves to another leader; None if it is new."""
     says_goodbye: bool = False
     """Whether its client tells when it leaves, so that its absence from segments says nothing."""
+    hands_over: bool = False
+    """Whether it says where it stopped when a segment is taken from it (checkpoint groups)."""
 
 
 class BlockedBy(msgspec.Struct, frozen=True, kw_only=True):

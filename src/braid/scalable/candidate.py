@@ -21,7 +21,7 @@ from braid.metadata.election import LeaderElection, Leadership
 from braid.model.names import TopicName
 from braid.runtime.env import Runtime
 from braid.runtime.tasks import Tasks
-from braid.scalable.api import ConsumerHandle, RegistrationNumber
+from braid.scalable.api import ConsumerHandle, PlaceReport, RegistrationNumber
 from braid.scalable.config import ScalableConfig
 from braid.scalable.coordinator import SubscriptionCoordinator
 
@@ -151,6 +151,16 @@ class TopicCandidate(ABC, Generic[T]):
                 await coordinator.unregister(consumer_name, handle)
             except (StaleLeader, Closed) as error:
                 raise self._led_elsewhere() from error
+
+    async def report_places(self, subscription: str, consumer_name: str, handle: ConsumerHandle, report: PlaceReport) -> None:
+        """A member of a checkpoint group says where it stands. Raises NotReady if it is not known here as it was."""
+        coordinator = self._leading().coordinators.get(subscription)
+        if coordinator is None:
+            raise self._led_elsewhere()
+        try:
+            await coordinator.report(consumer_name, handle, report)
+        except (StaleLeader, Closed) as error:
+            raise self._led_elsewhere() from error
 
     async def forget_consumer(self, subscription: str, consumer_name: str, number: RegistrationNumber) -> None:
         """A consumer left for good while nobody led the topic."""

@@ -36,6 +36,10 @@ class ScalableConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             alias="scalableTopicConsumerSessionGracePeriodSeconds",
         ),
     ] = 60.0
+    group_grace_seconds: Annotated[
+        float,
+        setting("How long a checkpoint group without members is remembered, with its positions", ge=0, le=31_536_000),
+    ] = 3600.0
     drain_poll_seconds: Annotated[
         float, setting("Longest pause between two looks whether a sealed segment is drained", ge=0.01, le=600)
     ] = 5.0

@@ -32,7 +32,7 @@ from braid.errors import (
     invariant,
 )
 from braid.metadata.api import MetadataStore
-from braid.metadata.claims import StaleLeader
+from braid.metadata.claims import GuardedRecord, StaleLeader
 from braid.metadata.election import Leadership
 from braid.model.assignment import assign, assignable, in_order
 from braid.model.layout import SegmentLayout
@@ -46,14 +46,16 @@ from braid.scalable.api import (
     ConsumerAssignment,
     ConsumerHandle,
     ConsumerRegistration,
+    PlaceReport,
     RegistrationNumber,
     SegmentOps,
 )
 from braid.scalable.config import ScalableConfig
 from braid.scalable.departures import Departures, until_released
 from braid.scalable.draining import DrainWatch
+from braid.scalable.handover import GroupPlaces, check_places, restrained
 from braid.scalable.members import RETRY_SECONDS, Members
-from braid.scalable.records import TOPICS, RegistrationRecord, SubscriptionMetadata
+from braid.scalable.records import TOPICS, RegistrationRecord, SubscriptionMetadata, subscription_path
 from braid.scalable.sessions import ConsumerSession, Registrations, present
 from braid.scalable.subscription_state import SubscriptionState, away, draining, shown_state, unreadable
 
@@ -101,6 +103,10 @@ class SubscriptionCoordinator:
             self._clock, self._registrations, name, grace_seconds=config.consumer_grace_seconds, changed=self._news.set
         )
         self._sessions = self._members.sessions
+        key = subscription_path(topic, name, root)
+        self._places = (
+            None if self.has_barrier else GroupPlaces(GuardedRecord(store, leadership, key, SubscriptionMetadata), record)
+        )
         self._is_restored = False
         self.is_closed = False
         self._tasks = Tasks(f"subscription {topic} {name}")
@@ -122,6 +128,11 @@ class SubscriptionCoordinator:
     def has_barrier(self) -> bool:
         """Checkpoint consumers have no cursors, so nothing ever drains for them."""
         return self.record.type != "CHECKPOINT"
+
+    @property
+    def is_empty_group(self) -> bool:
+        """Whether this is a checkpoint group without members."""
+        return self._places is not None and not self._sessions and not self._arriving
 
     @property
     def is_revoked(self) -> bool:
@@ -212,17 +223,23 @@ class SubscriptionCoordinator:
                 session = self._sessions.get(name)
                 if session is not None and session.is_newer_than(registration.number):
                     raise ConsumerDisplaced(f"A newer connection has the name {name} in subscription {self.name} by now.")
+                if self._places is not None:
+                    await self._places.is_used()
                 if session is None:
                     session = await self._join(name)
                 elif session.absent_since_ms is not None:
                     await self._registrations.save(name, present)
                     session.absent_since_ms = None
+                if self._places is not None:
+                    await self._members.write(self._layout.epoch, losses_first=True)  # or two could be told the same
                 self._check_alive()
                 if self._arriving[key]:
                     raise Closed(f"The connection of consumer {name} was lost while it registered.")
                 displaced = session.attach(registration, number := registration.number or self._next_number())
                 if displaced is not None:
                     displaced.displaced()
+                if self._places is not None:
+                    self._news.set()  # it may owe nothing any more
                 return msgspec.structs.replace(self._assignment(session), number=number)
         finally:
             del self._arriving[key]
@@ -268,6 +285,37 @@ class SubscriptionCoordinator:
         await self._members.remove_leftovers()
         await self._rebalance()
 
+    async def report(self, consumer_name: str, handle: ConsumerHandle, report: PlaceReport) -> None:
+        """A member of a checkpoint group says where it stands; what it has handed over goes to its next member. Ignored where
+        it holds nothing. Raises NotReady if it has been told something else since: it is to look, and to say it again."""
+        check_places(report.places)
+        async with self._act():
+            self._registrations.check_leading()
+            session = self._sessions.get(consumer_name)
+            if self._places is None or session is None or session.handle is not handle or report.term != self._leadership.epoch:
+                raise NotReady(f"{consumer_name} has to register with {self.name} of {self.topic} first.")
+            held = {*session.segments, *session.owed}
+            places = {number: place for number, place in report.places.items() if place is not None and number in held}
+            await self._places.learn(places, self._layout)
+            if freed := report.released & session.owed:
+                session.owed -= freed
+                await self._rebalance()
+
+    async def end_if_empty(self, grace_seconds: float) -> bool:
+        """End a checkpoint group that has had no members for so long: True if it is closed and its record is to be removed."""
+        if not self.is_empty_group or self.is_closed:  # closed: it was ended before, and its record could not be removed then
+            return self.is_empty_group
+        async with self._act():
+            if self._places is None or not self.is_empty_group:
+                return False
+            now = self._clock.now_ms()
+            since = await self._places.is_empty(min(self._members.idle_since_ms, now))
+            if self._arriving or now - since < grace_seconds * 1000:
+                return False
+            self.kill()
+        await self.close()
+        return True
+
     def _next_number(self) -> RegistrationNumber:
         # Counted by the leadership: a coordinator that is made anew under it must not begin again below its predecessor.
         return self._leadership.epoch, self._leadership.next_number()
@@ -290,6 +338,8 @@ class SubscriptionCoordinator:
         for session in self._sessions.values():
             if not renamed.isdisjoint(session.segments):  # taken away in memory, so that it is told the new names
                 session.give(tuple(number for number in session.segments if number not in renamed))
+        if self._places is not None:
+            self._places.forget(renamed)
         self._layout = layout
         self.drains.follow(layout)
         self._news.set()
@@ -373,6 +423,8 @@ class SubscriptionCoordinator:
         held = {name: each.segments for name, each in self._sessions.items()} if previous is None else previous
         segments = self._readable() if self._before is None else []
         wanted = assign(held, segments, self._sessions)
+        if self._places is not None:
+            wanted = restrained(wanted, self._sessions)
         dealt = [number for each in wanted.values() for number in each]
         invariant(len(dealt) == len(set(dealt)), "INV8", f"a segment of {self.topic} has two readers in {self.name}: {wanted}")
         changed = [each for name, each in self._sessions.items() if wanted[name] != each.segments]
@@ -380,11 +432,11 @@ class SubscriptionCoordinator:
         for session in changed:
             session.give(wanted[session.name])
         try:
-            await self._members.write(self._layout.epoch)
+            await self._members.write(self._layout.epoch, losses_first=self._places is not None)
         except StaleLeader:
             raise
         except StoreError as error:
-            if must_save:
+            if must_save or self._places is not None:  # members believe the records, or one segment has two readers
                 raise
             log.warning("the assignment of %s on %s will be written later: %s", self.name, self.topic, error)
             self._clock.call_later(RETRY_SECONDS, self._news.set)
@@ -399,11 +451,23 @@ class SubscriptionCoordinator:
                     log.exception("consumer %s of %s could not be told its segments", session.name, self.name)
 
     def _assignment(self, session: ConsumerSession) -> ConsumerAssignment:
+        places = self._places if session.hands_over else None
         known = [each for number in session.segments if (each := self._layout.all_segments.get(number)) is not None]
         return ConsumerAssignment(
             self._layout.epoch,
-            tuple(AssignedSegment(each.segment_id, each.hash_range, str(physical_name(self.topic, each))) for each in known),
+            tuple(
+                AssignedSegment(
+                    each.segment_id,
+                    each.hash_range,
+                    str(physical_name(self.topic, each)),
+                    None if places is None else places.of(each),
+                )
+                for each in known
+            ),
             resets=self.record.resets,
+            term=0 if places is None else self._leadership.epoch,
+            is_partial=session.is_waiting,
+            owed=tuple(sorted(session.owed)),
         )
 
     # Sessions.

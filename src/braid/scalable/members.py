@@ -95,9 +95,17 @@ class Members:
                 return
             self._leftovers.discard(name)
 
-    async def write(self, epoch: int) -> None:
-        """Bring the assignments in the records up to date with those in memory, made from the layout of this epoch."""
-        unsaved = {name: each.segments for name, each in self.sessions.items() if each.saved != each.segments}
+    async def write(self, epoch: int, *, losses_first: bool = False) -> None:
+        """Bring the assignments in the records up to date with those in memory, made from the layout of this epoch.
+        `losses_first`: at no moment do two records have the same segment."""
+        if losses_first:
+            await self._save(
+                epoch, {name: tuple(n for n in each.saved if n in each.kept) for name, each in self.sessions.items()}
+            )
+        await self._save(epoch, {name: each.kept for name, each in self.sessions.items()})
+
+    async def _save(self, epoch: int, assigned: Mapping[str, tuple[int, ...]]) -> None:
+        unsaved = {name: segments for name, segments in assigned.items() if self.sessions[name].saved != segments}
         saved = await self._registrations.save_all({name: given(epoch, segments) for name, segments in unsaved.items()})
         for name in saved:
             self.sessions[name].saved = unsaved[name]

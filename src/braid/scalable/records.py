@@ -158,6 +158,10 @@ class SubscriptionMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="ca
     """Of the topic it was made for; empty for a regular topic's (INV5)."""
     resets: int = 0
     """How often a seek or clear-backlog was finished, so that a consumer that was away learns of it."""
+    places: dict[int, bytes] = {}
+    """Of a checkpoint group: where it stands, by segment, as its members said last (`handover.py`)."""
+    empty_since_ms: int | None = None
+    """Of a checkpoint group: since when it has no members, once its leader has noticed."""
 
     @property
     def is_resetting(self) -> bool:

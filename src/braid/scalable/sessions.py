@@ -48,11 +48,14 @@ class ConsumerSession:
         "evicted_at_ms",
         "grace",
         "handle",
+        "hands_over",
         "is_expired",
         "is_untold",
+        "is_waiting",
         "missing_since",
         "name",
         "number",
+        "owed",
         "saved",
         "says_goodbye",
         "segments",
@@ -68,7 +71,13 @@ class ConsumerSession:
         self.segments = record.segments
         """Assigned now."""
         self.saved = record.segments
-        """Assigned, as the record says."""
+        """Assigned, as the record says; what it has still to hand over counts as assigned there."""
+        self.hands_over = True
+        """In a checkpoint group: whether it says where it stopped. Of a restored one nobody knows before it is back."""
+        self.owed: set[int] = set()
+        """In a checkpoint group: taken away, and it has not said where it stopped."""
+        self.is_waiting = False
+        """In a checkpoint group: something that it is to get is still owed."""
         self.is_untold = False
         """Whether it was assigned something since it was last told what."""
         self.absent_since_ms = record.absent_since_ms
@@ -86,6 +95,11 @@ class ConsumerSession:
     def is_connected(self) -> bool:
         return self.handle is not None
 
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """What its record is to say: a leader that comes in between takes what is owed for assigned, and so asks again."""
+        return (*self.segments, *sorted(self.owed)) if self.owed else self.segments
+
     def is_newer_than(self, number: RegistrationNumber | None) -> bool:
         """Whether a registration that comes from an earlier leader is that of a connection which has lost the name since."""
         return number is not None and self.number is not None and number < self.number
@@ -98,6 +112,9 @@ class ConsumerSession:
         self.consumer_id = registration.consumer_id
         self.number = number
         self.says_goodbye = registration.says_goodbye
+        self.hands_over = registration.hands_over
+        if not self.hands_over:
+            self.owed.clear()
         self.is_untold = False
         self.disconnected_ms = None
         self.missing_since = None

@@ -23,6 +23,7 @@ from braid.errors import (
     PreconditionFailed,
     StoreMismatch,
     StoreUnavailable,
+    SubscriptionLimit,
     SubscriptionNotFound,
     TopicNotFound,
     VersionConflict,
@@ -90,7 +91,7 @@ class SubscriptionPlans:
 
     async def create(self, name: str, kind: SubscriptionKind, initial: Initial) -> SubscriptionMetadata:
         """Make a subscription with cursors on every segment, or return the one that is there. Raises Conflict if that is of
-        another kind, PreconditionFailed if the topic has too many."""
+        another kind, SubscriptionLimit if the topic has too many."""
         check_subscription_name(name)
         record = await self._find(name)
         if record is not None and record.pending is not None:
@@ -157,8 +158,9 @@ class SubscriptionPlans:
         async for _name in self._store.names(Span(subscriptions_path(self._topic, self._root)), fresh=True):
             count += 1
         if count >= self._config.max_subscriptions_per_topic:
-            raise PreconditionFailed(
-                f"{self._topic} has {count} subscriptions, the limit scalable_topics.max_subscriptions_per_topic; delete one."
+            raise SubscriptionLimit(
+                f"{self._topic} has {count} subscriptions, the limit scalable_topics.max_subscriptions_per_topic; delete one. "
+                "Checkpoint groups count for scalable_topics.group_grace_seconds after their last member has left."
             )
         now = self._runtime.clock.now_ms()
         record = SubscriptionMetadata(

@@ -19,6 +19,7 @@ from braid.errors import (
     KindConflict,
     LedElsewhere,
     NotReady,
+    SubscriptionLimit,
     SubscriptionNotFound,
     TopicNotFound,
 )
@@ -264,11 +265,30 @@ class Term:
         began = self._clock.now_ms()
 
         async def body() -> bool:
-            record = await self._plans.create(name, kind, initial)
+            try:
+                record = await self._plans.create(name, kind, initial)
+            except SubscriptionLimit:
+                if not await self._end_groups():
+                    raise
+                record = await self._plans.create(name, kind, initial)
             await self._coordinate(name, record)
             return record.created_ms >= began  # else it was there already
 
         await self.operate(f"creation of subscription {name}", body, lambda is_new: f" ({kind}, {initial})" if is_new else None)
+
+    async def end_groups(self) -> None:
+        """Remove the checkpoint groups whose members left long ago."""
+        if any(each.is_empty_group for each in self.coordinators.values()):
+            await self.operate("end of checkpoint groups", self._end_groups, lambda ended: f": {ended}" if ended else None)
+
+    async def _end_groups(self) -> list[str]:
+        ended = []
+        for name, coordinator in list(self.coordinators.items()):
+            if await coordinator.end_if_empty(self.work.config.group_grace_seconds):
+                await self._plans.delete(name)
+                self.coordinators.pop(name, None)
+                ended.append(name)
+        return ended
 
     async def delete_subscription(self, name: str) -> None:
         async def body() -> None:
@@ -347,6 +367,7 @@ class Term:
             await self._clock.sleep(self.work.config.prune_seconds)
             await self._attempt(self.look_after, "the repair")
             await self._attempt(self.prune, "the prune")
+            await self._attempt(self.end_groups, "the end of checkpoint groups")
             await self._attempt(self._rest_if_unneeded, "the look whether anybody needs it")
 
     async def _rest_if_unneeded(self) -> None:

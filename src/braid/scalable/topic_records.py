@@ -18,8 +18,8 @@ from braid.errors import (
     InvalidTopicName,
     NotReady,
     OutcomeUnknown,
-    PreconditionFailed,
     StoreMismatch,
+    SubscriptionLimit,
     TopicNotFound,
     VersionConflict,
 )
@@ -207,7 +207,9 @@ class TopicRecords:
                 await self._store.delete(key, expected=existing.version)
         limit = self._config.max_subscriptions_per_topic
         if len([name async for name in self._store.names(Span(subscriptions_path(topic)))]) >= limit:
-            raise PreconditionFailed(f"{topic} has {limit} subscriptions, which is all it may (max_subscriptions_per_topic).")
+            raise SubscriptionLimit(
+                f"{topic} has {limit} subscriptions, the limit scalable_topics.max_subscriptions_per_topic; delete one."
+            )
         record = SubscriptionMetadata(
             type="QUEUE",
             initial=initial,

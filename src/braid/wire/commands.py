@@ -107,6 +107,8 @@ FIELDS: Final[dict[int, str]] = {
     CommandType.FETCH_ENTRIES_RESPONSE: "fetchEntriesResponse",
     CommandType.MOVE_CURSOR: "moveCursor",
     CommandType.MOVE_CURSOR_RESPONSE: "moveCursorResponse",
+    CommandType.REPORT_PLACES: "reportPlaces",
+    CommandType.REPORT_PLACES_RESPONSE: "reportPlacesResponse",
 }
 """Name of the `BaseCommand` field that holds the command of a type."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from braid.wire.commands import encode, enum_value, unsigned64
 from braid.wire.messages import (
@@ -20,6 +20,7 @@ from braid.wire.messages import (
     CommandPartitionedTopicMetadata,
     CommandProducer,
     CommandRedeliverUnacknowledgedMessages,
+    CommandReportPlaces,
     CommandScalableTopicClose,
     CommandScalableTopicLookup,
     CommandScalableTopicSubscribe,
@@ -285,9 +286,11 @@ def scalable_topic_subscribe(
     consumer_id: int,
     consumer_type: ScalableConsumerType = ScalableConsumerType.STREAM,
     initial_position: InitialPosition = InitialPosition.EARLIEST,
+    *,
+    hands_over: bool = False,
 ) -> bytes:
     """SCALABLE_TOPIC_SUBSCRIBE: register at the topic's controller and be assigned segments. Only Braid's brokers know the
-    initial position, which matters if the subscription does not exist yet."""
+    initial position, which matters if the subscription does not exist yet, and `hands_over`: see `report_places`."""
     body = CommandScalableTopicSubscribe(
         request_id=request_id,
         topic=topic,
@@ -296,8 +299,19 @@ def scalable_topic_subscribe(
         consumer_id=consumer_id,
         consumer_type=enum_value(consumer_type),
         initial_position=enum_value(initial_position),
+        hands_over=hands_over or None,
     )
     return encode(CommandType.SCALABLE_TOPIC_SUBSCRIBE, body)
+
+
+def report_places(
+    request_id: int, consumer_id: int, term: int, places: Mapping[int, bytes | None], released: Collection[int]
+) -> bytes:
+    """REPORT_PLACES: where a member of a checkpoint group stands, and which of these segments it has let go of."""
+    body = CommandReportPlaces(request_id=request_id, consumer_id=consumer_id, term=term)
+    for number, place in places.items():
+        body.places.add(segment_id=number, place=place, is_released=number in released or None)
+    return encode(CommandType.REPORT_PLACES, body)
 
 
 def _pairs(values: Mapping[str, str] | None) -> list[KeyValue]:

@@ -107,6 +107,8 @@ class CommandType(IntEnum):
     FETCH_ENTRIES_RESPONSE = 1015
     MOVE_CURSOR = 1016
     MOVE_CURSOR_RESPONSE = 1017
+    REPORT_PLACES = 1018
+    REPORT_PLACES_RESPONSE = 1019
 
 
 class ServerError(IntEnum):
@@ -334,6 +336,7 @@ FROM_CLIENT: Final = frozenset(
         CommandType.FIND_INDEX,
         CommandType.FETCH_ENTRIES,
         CommandType.MOVE_CURSOR,
+        CommandType.REPORT_PLACES,
     }
 )
 """Types a broker takes; every other known type goes from broker to client only."""

@@ -314,7 +314,6 @@ async def test_several_segments_removed_at_once(broker: InProcessBroker, client:
         assert sorted([int((await consumer.receive(SECONDS)).payload) for _ in range(16)]) == list(range(16, 32))
 
 
-@pytest.mark.req("R468-31")
 @pytest.mark.parametrize("group", [None, "g"])
 async def test_nothing_behind_a_gap_is_handed_out(broker: InProcessBroker, client: Client, group: str | None) -> None:
     """The application could not tell, and would store the results and the checkpoint."""
@@ -393,6 +392,7 @@ async def test_a_stored_checkpoint_can_be_given_as_it_was_stored(broker: InProce
         Checkpoint.from_bytes("abc")  # type: ignore[arg-type]
 
 
+@pytest.mark.req("R468-31")
 async def test_a_group_shares_the_segments(broker: InProcessBroker, client: Client) -> None:
     async with (
         client.checkpoint_consumer(TOPIC, group="g", name="a") as first,

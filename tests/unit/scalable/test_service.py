@@ -14,7 +14,7 @@ from braid.errors import (
     InvalidTopicName,
     LedElsewhere,
     NotReady,
-    PreconditionFailed,
+    SubscriptionLimit,
     SubscriptionNotFound,
     TopicNotFound,
 )
@@ -287,7 +287,7 @@ def test_subscriptions_of_a_topic_are_bounded() -> None:
         await broker.do(lambda service: service.create_topic(TOPIC, 1))
         for name in ("a", "b", "a"):
             await broker.do(lambda service, name=name: service.register_queue_subscription(TOPIC, name, "latest"))  # type: ignore[misc]
-        with pytest.raises(PreconditionFailed, match="max_subscriptions_per_topic"):
+        with pytest.raises(SubscriptionLimit, match="max_subscriptions_per_topic"):
             await broker.do(lambda service: service.register_queue_subscription(TOPIC, "c", "latest"))
 
     simulate(main, config=ScalableConfig(max_subscriptions_per_topic=2))

@@ -14,6 +14,7 @@ from braid.errors import (
     NotReady,
     PreconditionFailed,
     StoreUnavailable,
+    SubscriptionLimit,
     SubscriptionNotFound,
     TopicNotFound,
 )
@@ -89,7 +90,7 @@ def test_bad_input_has_its_error_and_changes_nothing() -> None:
             with pytest.raises(SubscriptionNotFound, match="none"):
                 await call
         await plans.create("second", "STREAM", "earliest")
-        with pytest.raises(PreconditionFailed, match="max_subscriptions_per_topic"):
+        with pytest.raises(SubscriptionLimit, match="max_subscriptions_per_topic"):
             await plans.create("third", "STREAM", "earliest")
         assert await world.subscription("third") is None
 

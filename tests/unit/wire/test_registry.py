@@ -49,10 +49,11 @@ def test_enums_equal_the_schema(ours: type[IntEnum], generated: Any) -> None:
 
 BRAID_COMMANDS = (
     *("NewSubTxn", "DecideTxn", "RenewTxn", "BeginSink", "GetSink"),
-    *("DescribeSegments", "FindIndex", "FetchEntries", "MoveCursor"),
+    *("DescribeSegments", "FindIndex", "FetchEntries", "MoveCursor", "ReportPlaces"),
 )
 BRAID_MESSAGES = {f"Command{name}{end}" for name in BRAID_COMMANDS for end in ("", "Response")} | {
     "PrunedSegment",
+    "ReportedPlace",
     "SegmentIndexes",
 }
 BRAID_FIELDS = {f"BaseCommand.{name[0].lower()}{name[1:]}{end}" for name in BRAID_COMMANDS for end in ("", "Response")}
@@ -62,7 +63,7 @@ def test_schema_is_complete() -> None:
     file = schema.DESCRIPTOR
     fields = [field for message in file.message_types_by_name.values() for field in message.fields]
     braid_only = [field.full_name for field in fields if field.number >= 1000]
-    assert len(file.message_types_by_name) == 113
+    assert len(file.message_types_by_name) == 116
     assert len(set(file.message_types_by_name) - BRAID_MESSAGES) == 93
     known = [message for name, message in file.message_types_by_name.items() if name not in BRAID_MESSAGES]
     assert len([field for message in known for field in message.fields if field.number < 1000]) == 510
@@ -71,6 +72,7 @@ def test_schema_is_complete() -> None:
         "BrokerEntryMetadata.txn_most_bits",
         "CommandCloseProducer.is_settled",
         "CommandNewTxn.is_decider",
+        "CommandScalableTopicSubscribe.hands_over",
         "CommandScalableTopicSubscribe.initial_position",
         "CommandScalableTopicSubscribe.is_leaving",
         "CommandScalableTopicSubscribe.is_relayed",
@@ -81,7 +83,11 @@ def test_schema_is_complete() -> None:
         "CommandScalableTopicSubscribeResponse.registration_number",
         "CommandSubscribe.resets",
         "FeatureFlags.supports_braid",
+        "ScalableAssignedSegment.place",
+        "ScalableConsumerAssignment.is_partial",
+        "ScalableConsumerAssignment.owed",
         "ScalableConsumerAssignment.resets",
+        "ScalableConsumerAssignment.term",
         "ScalableTopicDAG.incarnation",
         "ScalableTopicDAG.routing",
     ]
@@ -104,7 +110,7 @@ def test_generated_code_is_that_of_the_schema(tmp_path: Path) -> None:
 def test_a_command_field_has_the_number_of_its_type() -> None:
     numbers = {field.name: field.number for field in schema.BaseCommand.DESCRIPTOR.fields if field.name != "type"}
     assert {name: int(kind) for kind, name in FIELDS.items()} == numbers
-    assert sorted(numbers.values()) == [*range(2, 41), *range(50, 69), *range(70, 82), *range(1000, 1018)]
+    assert sorted(numbers.values()) == [*range(2, 41), *range(50, 69), *range(70, 82), *range(1000, 1020)]
 
 
 def test_directions() -> None:

@@ -40,6 +40,7 @@ ASYNC_COMMANDS: Final[dict[int, Handler]] = {
     CommandType.GET_LAST_MESSAGE_ID: Handler(consume.last_message_id),
     CommandType.SCALABLE_TOPIC_LOOKUP: Handler(scalable.lookup, scalable.lookup_failed),
     CommandType.SCALABLE_TOPIC_SUBSCRIBE: Handler(scalable.subscribe, scalable.subscribe_failed),
+    CommandType.REPORT_PLACES: Handler(scalable.report_places, scalable.report_failed),
     CommandType.WATCH_SCALABLE_TOPICS: Handler(scalable.watch, scalable.watch_failed),
     CommandType.GET_SCHEMA: Handler(schema.get, schema.get_failed),
     CommandType.GET_OR_CREATE_SCHEMA: Handler(schema.get_or_create, schema.get_or_create_failed),

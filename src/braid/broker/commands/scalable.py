@@ -1,4 +1,4 @@
-"""Commands 70 to 78: layout sessions, registrations of stream and checkpoint consumers, and watches of a namespace.
+"""Commands 70 to 78 and 1018: layout sessions, registrations of stream and checkpoint consumers, and watches of a namespace.
 
 Bad input is answered with an error in the command's own reply; a session or consumer id is the connection's own business.
 """
@@ -16,7 +16,7 @@ from braid.model.layout import SegmentLayout
 from braid.model.names import Domain, NamespaceName, TopicName
 from braid.model.names import encode as encode_name
 from braid.model.segments import SegmentInfo
-from braid.scalable.api import ConsumerAssignment
+from braid.scalable.api import ConsumerAssignment, PlaceReport
 from braid.scalable.dag_watch import DagUpdate
 from braid.scalable.namespace_watch import NamespaceDiff, NamespaceSnapshot
 from braid.wire import messages, replies
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 MAX_CONSUMER_NAME = 1024
 """Characters of a consumer's name as a path has it."""
+MAX_REPORTED = 10_000
+"""Places in one report."""
 
 
 # Layouts: 70, 71, 72.
@@ -229,6 +231,7 @@ def _wanted(connection: BrokerConnection, body: messages.CommandScalableTopicSub
         is_relayed=body.is_relayed,
         says_goodbye=body.says_goodbye if body.is_relayed else connection.link.is_braid,
         number=number_of(body) if body.is_relayed else None,
+        hands_over=body.hands_over,
     )
 
 
@@ -237,6 +240,30 @@ def subscribe_failed(body: messages.CommandScalableTopicSubscribe, failure: Brai
         request_id=body.request_id, error=enum_value(failure.code), message=failure.message
     )
     return encode(CommandType.SCALABLE_TOPIC_SUBSCRIBE_RESPONSE, reply)
+
+
+async def report_places(connection: BrokerConnection, body: messages.CommandReportPlaces) -> None:
+    """A member of a checkpoint group says where it stands, and what it has let go of."""
+    if len(body.places) > MAX_REPORTED:
+        raise NotAllowed(f"{len(body.places)} places were reported at once; report at most {MAX_REPORTED}.")
+    consumer = connection.scalable_consumers.get(body.consumer_id)
+    if consumer is None:
+        raise NotReady(f"Consumer {body.consumer_id} is not registered on this connection; register it first.")
+    report = PlaceReport(
+        body.term,
+        {each.segment_id: each.place if each.HasField("place") else None for each in body.places},
+        frozenset(each.segment_id for each in body.places if each.is_released),
+    )
+    await consumer.report(report)
+    reply = messages.CommandReportPlacesResponse(request_id=body.request_id)
+    connection.link.write(encode(CommandType.REPORT_PLACES_RESPONSE, reply))
+
+
+def report_failed(body: messages.CommandReportPlaces, failure: BraidError) -> bytes:
+    reply = messages.CommandReportPlacesResponse(
+        request_id=body.request_id, error=enum_value(failure.code), message=failure.message
+    )
+    return encode(CommandType.REPORT_PLACES_RESPONSE, reply)
 
 
 # Topics of a namespace: 76, 77, 78.

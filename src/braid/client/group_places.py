@@ -1,0 +1,138 @@
+"""`GroupReports`: what a member of a checkpoint group tells the group about its places.
+
+Sends one report at a time, in order, until the topic's leader has taken it; what changes meanwhile is told by the next one.
+What is to be told, and when, is the consumer's business. `further` says which of two places of one segment comes later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from braid.client.checkpoints import END, Place, write_place
+from braid.client.messages import MessageId, is_after
+from braid.errors import BraidError, NotFound, Rejected
+from braid.runtime.tasks import Tasks
+
+if TYPE_CHECKING:
+    from braid.client.consumer_session import ConsumerSession
+
+log = logging.getLogger(__name__)
+AT_ONCE: Final = 1000
+"""Places in one report."""
+
+
+class GroupReports:
+    """See the module."""
+
+    def __init__(self, session: ConsumerSession, name: str) -> None:
+        self._session = session
+        self._name = name
+        self._due: dict[int, tuple[Place | None, bool]] = {}
+        """By segment: its place, and whether it was let go of."""
+        self._expected: set[int] = set()
+        """Segments whose place is being found out."""
+        self._is_settled = asyncio.Event()
+        self._is_settled.set()
+        self._news = asyncio.Event()
+        self._tasks = Tasks(f"reports of {name}")
+        self._is_running = False
+
+    def tell(self, segment_id: int, place: Place | None, *, is_released: bool = False) -> None:
+        """The member stands there; None if it does not know. A segment that it let go of is told so once."""
+        self._expected.discard(segment_id)
+        if not self._is_released(segment_id):
+            self._due[segment_id] = (place, is_released)
+        if self._due and not self._is_running:
+            self._is_running = True
+            self._tasks.spawn(self._run(), "report")
+        self._settle()
+        self._news.set()
+
+    def expect(self, segment_id: int) -> None:
+        """Its place will be told."""
+        self._expected.add(segment_id)
+        self._settle()
+
+    def stop_expecting(self, segment_id: int) -> None:
+        """Its place cannot be told."""
+        self._expected.discard(segment_id)
+        self._settle()
+
+    def forget(self, segment_id: int) -> Place | None:
+        """It is the member's again: returns where it was let go of, if that is not told yet."""
+        place = self._due.pop(segment_id)[0] if self._is_released(segment_id) else None
+        self._settle()
+        return place
+
+    async def flush(self, seconds: float) -> bool:
+        """Wait until everything was taken: whether it was."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._is_settled.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Tell nothing more. Idempotent."""
+        self._due.clear()
+        self._expected.clear()
+        self._settle()
+        await self._tasks.close()
+
+    def stop(self) -> None:
+        """The group does not listen any more."""
+        self._due.clear()
+        self._expected.clear()
+        self._settle()
+        self._tasks.cancel()
+
+    def _is_released(self, segment_id: int) -> bool:
+        found = self._due.get(segment_id)
+        return found is not None and found[1]
+
+    def _settle(self) -> None:
+        if self._due or self._expected:
+            self._is_settled.clear()
+        else:
+            self._is_settled.set()
+
+    async def _run(self) -> None:
+        client = self._session.client
+        pause = client.config.backoff_initial
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            while self._due:
+                some = dict(list(self._due.items())[:AT_ONCE])
+                places = {number: None if place is None else write_place(place) for number, (place, _) in some.items()}
+                try:
+                    await self._session.report(places, [number for number, (_, is_released) in some.items() if is_released])
+                except (NotFound, Rejected) as error:
+                    log.warning("the places of %s are not taken, so they are known from earlier only: %s", self._name, error)
+                except BraidError as error:
+                    log.info("the places of %s are told again: %s", self._name, error)
+                    await client.runtime.clock.sleep(pause * (0.5 + client.runtime.random.random()))
+                    pause = min(pause * 2, client.config.backoff_max)
+                    continue
+                pause = client.config.backoff_initial
+                for number, told in some.items():
+                    if self._due.get(number) == told:
+                        del self._due[number]
+                self._settle()
+
+
+def further(one: Place, other: Place) -> bool:
+    """Whether the first of two places of a segment comes after the second."""
+    ranks = _rank(one), _rank(other)
+    if ranks[0] == ranks[1] and isinstance(one, MessageId) and isinstance(other, MessageId):
+        return is_after(one, other)
+    return ranks[0] > ranks[1]
+
+
+def _rank(place: Place) -> int:
+    if place is END:
+        return 2
+    return 1 if isinstance(place, MessageId) and 0 <= place.ledger_id < 1 << 62 else 0

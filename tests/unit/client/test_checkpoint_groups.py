@@ -1,0 +1,329 @@
+"""Checkpoint groups against real brokers: who joins or leaves goes on where the others stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+
+import msgspec
+import pytest
+
+import braid
+from braid.client import Client
+from braid.client.checkpoint_consumer import CheckpointConsumer
+from braid.client.config import ClientConfig
+from braid.client.messages import EARLIEST, LATEST, Message, MessageId
+from braid.errors import ConnectionLost, NotAllowed
+from braid.model.names import TopicName
+from braid.scalable.config import ScalableConfig
+from braid.scalable.controller import ScalableTopicController
+from braid.testing.broker import InProcessBroker
+from braid.web.config import StandaloneConfig, StorageConfig
+
+TOPIC = "topic://public/default/orders"
+NAME = TopicName.parse(TOPIC)
+SECONDS = 10.0
+KEYS = 16
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[InProcessBroker]:
+    config = StandaloneConfig(scalable_topics=ScalableConfig(drain_poll_seconds=0.1, consumer_grace_seconds=0.5))
+    async with InProcessBroker(config=config, with_http=False) as one:
+        await one.nodes[0].service.create_scalable_topic(NAME, 2)
+        yield one
+
+
+@pytest.fixture
+async def client(broker: InProcessBroker) -> AsyncIterator[Client]:
+    async with braid.connect(broker.service_url, config=ClientConfig(receiver_queue=64)) as one:
+        yield one
+
+
+async def leader(broker: InProcessBroker) -> ScalableTopicController:
+    found = await broker.nodes[0].service.scalable.lead(NAME)
+    assert isinstance(found, ScalableTopicController)
+    return found
+
+
+async def until(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - brokers take their own time, no event tells
+            await asyncio.sleep(0.005)
+
+
+async def produce(client: Client, first: int, last: int) -> None:
+    async with client.producer(TOPIC) as producer:
+        for number in range(first, last):
+            await producer.send_nowait(str(number).encode(), key=f"k{number % KEYS}")
+        await producer.flush()
+
+
+async def drain(members: Sequence[CheckpointConsumer], count: int) -> list[int]:
+    """So many messages, from whoever has them."""
+    got: list[int] = []
+    async with asyncio.timeout(SECONDS):
+        while len(got) < count:
+            for member in members:
+                if len(got) < count:
+                    got += numbers(await member.receive_batch(min(50, count - len(got)), 0.01))
+    return got
+
+
+async def rest(members: Sequence[CheckpointConsumer]) -> list[int]:
+    """What comes beyond what is expected: nothing, in a quiet group."""
+    return [number for member in members for number in numbers(await member.receive_batch(50, 0.2))]
+
+
+def numbers(messages: Sequence[Message]) -> list[int]:
+    return [int(message.payload) for message in messages]
+
+
+def shared(members: Sequence[CheckpointConsumer], segments: set[int]) -> Callable[[], bool]:
+    """Whether everybody has something, and all of it is read."""
+
+    def is_so() -> bool:
+        held = [each for member in members for each in member.segments]
+        return sorted(held) == sorted(segments) and all(member.segments for member in members)
+
+    return is_so
+
+
+@pytest.mark.req("R468-31")
+@pytest.mark.parametrize("start", [EARLIEST, LATEST])
+async def test_a_member_that_joins_goes_on_where_the_other_one_stopped(
+    broker: InProcessBroker, client: Client, start: MessageId
+) -> None:
+    async with client.checkpoint_consumer(TOPIC, group="g", name="a", start=start) as first:
+        await produce(client, 0, 200)
+        got = await drain([first], 100)
+        async with client.checkpoint_consumer(TOPIC, group="g", name="b", start=start) as second:
+            await until(shared([first, second], {0, 1}))
+            got += await drain([first, second], 100)
+            await produce(client, 200, 300)
+            got += await drain([first, second], 100)
+            assert await rest([first, second]) == []
+    assert sorted(got) == list(range(300))
+
+
+async def test_a_member_that_left_and_comes_back_goes_on(broker: InProcessBroker, client: Client) -> None:
+    """Also in the middle of a batch, and with nobody in the group meanwhile."""
+    await produce(client, 0, 200)
+    got: list[int] = []
+    for turn in range(4):
+        start = EARLIEST if turn == 0 else random.Random(turn).choice([EARLIEST, LATEST])
+        async with client.checkpoint_consumer(TOPIC, group="g", name=f"m{turn % 2}", start=start) as member:
+            got += await drain_exactly(member, 37)
+    async with client.checkpoint_consumer(TOPIC, group="g", start=LATEST) as member:
+        got += await drain([member], 200 - len(got))
+        assert await rest([member]) == []
+    assert sorted(got) == list(range(200))
+
+
+async def drain_exactly(member: CheckpointConsumer, count: int) -> list[int]:
+    return [int((await member.receive(SECONDS)).payload) for _ in range(count)]
+
+
+async def test_three_members_come_and_go(broker: InProcessBroker, client: Client) -> None:
+    controller = await leader(broker)
+    await controller.split_segment(0)
+    members: list[CheckpointConsumer] = []
+    got: list[int] = []
+    sent = 0
+    choice = random.Random(7)
+    for turn in range(12):
+        if len(members) < 3 and (not members or choice.random() < 0.6):
+            members.append(
+                await client.checkpoint_consumer(TOPIC, group="g", name=f"m{turn}", start=choice.choice([EARLIEST, LATEST]))
+            )
+        elif len(members) > 1:
+            await members.pop(choice.randrange(len(members))).close()
+        await produce(client, sent, sent + 30)
+        sent += 30
+        for member in members:
+            got += numbers(await member.receive_batch(choice.randrange(1, 20), 0.05))
+    got += await drain(members, sent - len(got))
+    assert await rest(members) == []
+    assert sorted(got) == list(range(sent))
+    for member in members:
+        await member.close()
+
+
+async def test_split_and_merge_while_members_read(broker: InProcessBroker, client: Client) -> None:
+    controller = await leader(broker)
+    async with (
+        client.checkpoint_consumer(TOPIC, group="g", name="a", start=LATEST) as first,
+        client.checkpoint_consumer(TOPIC, group="g", name="b", start=LATEST) as second,
+    ):
+        await produce(client, 0, 60)
+        got = await drain([first, second], 20)
+        await controller.split_segment(0)
+        await produce(client, 60, 120)
+        async with client.checkpoint_consumer(TOPIC, group="g", name="c", start=LATEST) as third:
+            got += await drain([first, third], 5)
+            await controller.merge_segments(2, 3)
+            await produce(client, 120, 180)
+            await controller.split_segment(1)
+            got += await drain([third], 1)
+        await produce(client, 180, 200)
+        got += await drain([first, second], 200 - len(got))
+        assert await rest([first, second]) == []
+    assert sorted(got) == list(range(200))
+
+
+async def test_a_member_that_is_killed_hands_over_what_the_group_knows(broker: InProcessBroker, client: Client) -> None:
+    """What it received since the last hand-over, or the last checkpoint but one, comes again; nothing is lost."""
+    narrow = braid.connect(broker.service_url, config=ClientConfig(receiver_queue=8))
+    async with narrow:
+        doomed = await narrow.checkpoint_consumer(TOPIC, group="g", name="doomed", start=LATEST)
+        await produce(client, 0, 100)
+        got = await drain_exactly(doomed, 30)
+        doomed.checkpoint()
+        received = await drain_exactly(doomed, 10)
+        doomed._told = (-100.0, doomed._told[1])
+        doomed.checkpoint()  # the one before is told now
+        assert doomed._reports is not None
+        assert await doomed._reports.flush(SECONDS)
+        received += await drain_exactly(doomed, 5)
+        session = doomed._session
+        assert session is not None
+        session._is_closed = True  # it does not come back
+        session._tasks.cancel()
+        (await narrow.connection_for(doomed.layouts.controller_url)).abort(ConnectionLost("Cut by the test."))
+        async with client.checkpoint_consumer(TOPIC, group="g", name="heir", start=LATEST) as heir:
+            again = await drain([heir], 70)
+            assert await rest([heir]) == []
+        assert sorted(got + again) == list(range(100))
+        assert set(received) <= set(again)
+
+
+async def test_a_restored_member_brings_its_own_place(broker: InProcessBroker, client: Client) -> None:
+    async with client.checkpoint_consumer(TOPIC, group="g", name="a") as member:
+        await produce(client, 0, 100)
+        got = await drain_exactly(member, 40)
+        stored = member.checkpoint()
+        await drain_exactly(member, 30)
+    async with client.checkpoint_consumer(TOPIC, group="g", name="a", start=stored) as member:
+        got += await drain([member], 60)
+        assert await rest([member]) == []
+    assert sorted(got) == list(range(100))
+
+
+async def test_an_old_checkpoint_does_not_set_the_others_back(broker: InProcessBroker, client: Client) -> None:
+    """It counts for the first share of the member that brings it, not for what comes to it later."""
+    async with client.checkpoint_consumer(TOPIC, group="g", name="a") as first:
+        await produce(client, 0, 100)
+        got = await drain_exactly(first, 10)
+        stored = first.checkpoint()
+        got += await drain([first], 90)
+        async with client.checkpoint_consumer(TOPIC, group="g", name="b") as second:
+            await until(shared([first, second], {0, 1}))
+        first_again = await client.checkpoint_consumer(TOPIC, group="g", name="c", start=stored)
+        await until(shared([first, first_again], {0, 1}))
+        mine = set(first_again.segments)
+        await first.close()
+        await until(lambda: first_again.segments == [0, 1])
+        again = await rest([first_again])
+        assert len(again) < 90
+        assert again
+        held = [number for number in again if number in got]
+        assert held == again
+        assert mine
+        await first_again.close()
+
+
+async def test_a_member_of_another_broker_hands_over_through_the_leader() -> None:
+    config = StandaloneConfig(scalable_topics=ScalableConfig(drain_poll_seconds=0.1))
+    async with InProcessBroker(brokers=3, config=config) as brokers:
+        await brokers.nodes[0].service.create_scalable_topic(NAME, 3)
+        async with braid.connect(brokers.service_url) as client:
+            members = [await client.checkpoint_consumer(TOPIC, group="g", name="m0", start=LATEST)]
+            await produce(client, 0, 120)
+            got = await drain(members, 50)
+            members += [await client.checkpoint_consumer(TOPIC, group="g", name=f"m{each}", start=LATEST) for each in (1, 2)]
+            await until(shared(members, {0, 1, 2}))
+            got += await drain(members, 70)
+            assert await rest(members) == []
+            assert sorted(got) == list(range(120))
+            for member in members:
+                await member.close()
+
+
+async def test_the_leader_dies_between_the_removal_and_the_answer() -> None:
+    config = StandaloneConfig(
+        scalable_topics=ScalableConfig(drain_poll_seconds=0.1, reconcile_seconds=0.2),
+        storage=StorageConfig(session_timeout_seconds=2),
+    )
+    async with InProcessBroker(brokers=3, config=config) as brokers:
+        await brokers.nodes[0].service.create_scalable_topic(NAME, 2)
+        async with braid.connect(brokers.service_urls) as client:
+            first = await client.checkpoint_consumer(TOPIC, group="g", name="a", start=LATEST)
+            await produce(client, 0, 100)
+            got = await drain([first], 60)
+            may_answer, session = asyncio.Event(), first._session
+            assert session is not None
+            report = session.report
+
+            async def late(places: Mapping[int, bytes | None], released: Collection[int]) -> None:
+                await may_answer.wait()
+                await report(places, released)
+
+            session.report = late  # type: ignore[method-assign]
+            second = await client.checkpoint_consumer(TOPIC, group="g", name="b", start=LATEST)
+            await until(lambda: len(first.segments) == 1)
+            assert second.segments == []
+            owner = await brokers.nodes[0].service.scalable.leader_id(NAME)
+            await brokers.kill(next(at for at, node in enumerate(brokers.nodes) if node.broker_id == owner))
+            survivor = next(node.service.scalable for node in brokers.nodes if node.broker_id != owner)
+            async with asyncio.timeout(30):
+                while await survivor.leader_id(NAME) in (owner, None):  # noqa: ASYNC110 - sessions end by the clock
+                    await asyncio.sleep(0.02)
+            may_answer.set()
+            await until(shared([first, second], {0, 1}), 30)
+            got += await drain([first, second], 40)
+            await produce(client, 100, 160)
+            got += await drain([first, second], 60)
+            assert await rest([first, second]) == []
+            assert sorted(got) == list(range(160))
+            await first.close()
+            await second.close()
+
+
+@pytest.mark.inv("INV17")
+@pytest.mark.parametrize("topic", [TOPIC, "persistent://public/default/plain"])
+async def test_groups_end_with_their_last_member(topic: str) -> None:
+    """So that jobs with names of their own do not fill the topic."""
+    scalable = ScalableConfig(max_subscriptions_per_topic=3, group_grace_seconds=0, prune_seconds=3600, reconcile_seconds=3600)
+    async with InProcessBroker(config=StandaloneConfig(scalable_topics=scalable), with_http=False) as broker:
+        await broker.nodes[0].service.create_scalable_topic(NAME, 1)
+        async with braid.connect(broker.service_url) as client:
+            for number in range(7):
+                async with client.checkpoint_consumer(topic, group=f"job-{number}"):
+                    pass
+            async with (
+                client.stream_consumer(topic, "s"),
+                client.checkpoint_consumer(topic, group="g"),
+                client.checkpoint_consumer(topic, group="h"),
+            ):
+                with pytest.raises(NotAllowed, match="max_subscriptions_per_topic"):
+                    await client.checkpoint_consumer(topic, group="i")
+
+
+async def test_a_leader_looks_for_groups_that_have_ended(broker: InProcessBroker, client: Client) -> None:
+    controller = await leader(broker)
+    term = controller._term
+    assert term is not None
+    await produce(client, 0, 20)
+    async with client.checkpoint_consumer(TOPIC, group="g") as member:
+        await drain([member], 20)
+    await term.end_groups()
+    assert list(term.coordinators) == ["g"]  # it may come back
+    async with client.checkpoint_consumer(TOPIC, group="g") as member:
+        assert await rest([member]) == []
+    term.work.config = msgspec.structs.replace(term.work.config, group_grace_seconds=0)
+    await term.end_groups()
+    assert term.coordinators == {}
+    assert await term.work.subscriptions() == {}
+    async with client.checkpoint_consumer(TOPIC, group="g") as member:
+        assert len(await drain([member], 20)) == 20
