@@ -14,7 +14,7 @@ from __future__ import annotations
 import datetime
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from braid.client.checkpoint_starts import CheckpointStart
 from braid.client.checkpoints import (
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from braid.client.client import Client
 
 log = logging.getLogger(__name__)
-CHECKPOINT_SECONDS: Final = 5.0
-"""Between two checkpoints of a member that its group is told."""
 Start = MessageId | Checkpoint | bytes | datetime.datetime | int
 """EARLIEST, LATEST, a checkpoint (also as its bytes), or a time (in milliseconds since the epoch, or aware)."""
 
@@ -94,8 +92,6 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
         """In a group: places of the checkpoint to start from, as long as their segments may come with the first share."""
         if group is not None and isinstance(self._start.given, Checkpoint):
             self._restored = dict(self._start.given.places)
-        self._told: tuple[float, Mapping[int, Place]] = (0.0, {})
-        """In a group: when a checkpoint was told last, and the newest checkpoint."""
         self._session: ConsumerSession | None = None
         self._reports: GroupReports | None = None
         self._seeking: set[int] = set()
@@ -153,7 +149,7 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
         found = {number: self._place_now(number, place) for number, place in self._places.items()}
         places = {number: place for number, place in found.items() if place != LATEST}
         if self._reports is not None:
-            self._tell_checkpoint(places)
+            self._reports.checkpoint_taken(places)
         return Checkpoint(str(self.layouts.resolved), self.layouts.incarnation, self.layouts.layout.next_segment_id, places)
 
     async def close(self) -> None:
@@ -163,7 +159,10 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
         self._queue.clear()
         self._queue.wake()
         if self._reports is not None:
-            await self._say_farewell(self._reports)
+            places = {
+                number: self._place_now(number, self._places[number]) for number in self._assigned if number in self._places
+            }
+            await self._reports.say_farewell({number: place for number, place in places.items() if place != LATEST})
         await self._close_lanes()
         if self._session is not None:
             await self._session.close()
@@ -255,7 +254,8 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
                     self._find_end(lane)
                 else:
                     self._remove(lane)
-        if assignment.is_managed:
+        if assignment.is_managed and self._reports is not None:
+            self._reports.keep_only(self._assigned)
             for segment_id in assignment.owed:
                 self._let_go(segment_id)
             for segment_id in [each for each in self._places if each not in self._assigned]:
@@ -278,9 +278,12 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
         group = None if known is None else read_place(known, segment_id) if known else self._start.beginning
         untold = None if self._reports is None else self._reports.forget(segment_id)
         lane, place = self._lanes.get(segment_id), self._places.get(segment_id, untold)
+        is_start = place is None
         if lane is not None and place is not None:
             if not assignment.is_first or group is None or not further(group, self._place_now(segment_id, place)):
                 return
+            if self._reports is not None and self._reports.is_expected(segment_id):
+                return  # it begins before the group's place, as it was told to, and the group does not know yet
             self._queue.drop(lane)  # others had it while this member was away
             self._remove(lane)
             place = group
@@ -294,20 +297,21 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
         self._places[segment_id] = place
         if place is not END:
             self._add(segment_id, topic)
-        if assignment.is_managed and place != group and self._reports is not None:
+        if is_start and assignment.is_managed and place != group and self._reports is not None:
             self._reports.expect(segment_id)
-            self._tasks.spawn(self._tell_start(segment_id), f"start of segment {segment_id}")
+            self._tasks.spawn(self._tell_start(segment_id, self._lanes.get(segment_id)), f"start of segment {segment_id}")
 
-    async def _tell_start(self, segment_id: int) -> None:
-        """The group does not know yet where it begins in this segment; the end is known once the lane is attached."""
-        lane = self._lanes.get(segment_id)
+    async def _tell_start(self, segment_id: int, lane: ReaderLane | None) -> None:
+        """The group does not know yet where it begins in this segment; the end is known once the lane is attached. What was
+        received since is not told: only a checkpoint or a hand-over says that the application has it."""
         if lane is not None:
             await lane.tried.wait()
-        place = self._places.get(segment_id)
-        found = None if place is None else self._place_now(segment_id, place)
         assert self._reports is not None
-        if found is not None and found != LATEST and segment_id in self._assigned:
-            self._reports.tell(segment_id, found)
+        if not self._reports.is_expected(segment_id):
+            return  # a checkpoint was told since, or the segment was let go of
+        place = END if lane is None else lane.place
+        if place != LATEST and segment_id in self._assigned and self._lanes.get(segment_id, lane) is lane:
+            self._reports.tell(segment_id, place)
         else:
             self._reports.stop_expecting(segment_id)
 
@@ -334,29 +338,6 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
         else:
             reports.stop_expecting(lane.segment_id)
         await self._close_and_forget(lane)
-
-    def _tell_checkpoint(self, places: Mapping[int, Place]) -> None:
-        """Tell the group the checkpoint before this one: an application that takes another has stored the last."""
-        assert self._reports is not None
-        now, (told_at, before) = self.clock.monotonic(), self._told
-        if before and now - told_at < CHECKPOINT_SECONDS:
-            self._told = (told_at, places)
-            return
-        for segment_id, place in before.items():
-            if segment_id in self._assigned:
-                self._reports.tell(segment_id, place)
-        self._told = (now, places)
-
-    async def _say_farewell(self, reports: GroupReports) -> None:
-        """Leave the places to the others; if nobody takes them in time, they begin where the group was last."""
-        if self._session is not None and self._session.is_managed and not self._session.is_over:
-            for segment_id in self._assigned:
-                place = self._places.get(segment_id)
-                if place is not None and (place := self._place_now(segment_id, place)) != LATEST:
-                    reports.tell(segment_id, place)
-            if not await reports.flush(self.config.operation_timeout):
-                log.warning("%s could not tell the group %s of %s where it stopped", self.name, self.group, self.topic)
-        await reports.close()
 
     def _add(self, segment_id: int, topic: str) -> None:
         place = self._places[segment_id]
@@ -401,7 +382,9 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
         elif lane is not None and lane.is_exhausted:
             lane.is_ended = True
             self._finish_if_read(lane)
-        elif self._is_opening and not isinstance(self._start, Checkpoint) and not (lane is not None and lane.was_attached):
+        elif (
+            self._is_opening and not isinstance(self._start.given, Checkpoint) and not (lane is not None and lane.was_attached)
+        ):
             # Retention was quicker than the first attachment. What there is begins behind it; nobody was told of more.
             if lane is not None:
                 self._remove(lane)

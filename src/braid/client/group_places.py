@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Final
 
 from braid.client.checkpoints import END, Place, write_place
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 AT_ONCE: Final = 1000
 """Places in one report."""
+CHECKPOINT_SECONDS: Final = 5.0
+"""Between two checkpoints of a member that its group is told."""
 
 
 class GroupReports:
@@ -38,6 +41,9 @@ class GroupReports:
         self._news = asyncio.Event()
         self._tasks = Tasks(f"reports of {name}")
         self._is_running = False
+        self._told_at = float("-inf")
+        self._newest: Mapping[int, Place] = {}
+        """The last checkpoint that the application took, of the segments that the member has had since."""
 
     def tell(self, segment_id: int, place: Place | None, *, is_released: bool = False) -> None:
         """The member stands there; None if it does not know. A segment that it let go of is told so once."""
@@ -55,6 +61,10 @@ class GroupReports:
         self._expected.add(segment_id)
         self._settle()
 
+    def is_expected(self, segment_id: int) -> bool:
+        """Whether its place is still to be told, or not taken yet."""
+        return segment_id in self._expected or segment_id in self._due
+
     def stop_expecting(self, segment_id: int) -> None:
         """Its place cannot be told."""
         self._expected.discard(segment_id)
@@ -65,6 +75,30 @@ class GroupReports:
         place = self._due.pop(segment_id)[0] if self._is_released(segment_id) else None
         self._settle()
         return place
+
+    def checkpoint_taken(self, places: Mapping[int, Place]) -> None:
+        """Tell the one before this: an application that takes another has stored the last."""
+        if not self._session.is_managed:
+            return  # the controller does not know of places
+        before, self._newest = self._newest, places
+        now = self._session.client.runtime.clock.monotonic()
+        if before and now - self._told_at >= CHECKPOINT_SECONDS:
+            self._told_at = now
+            for segment_id, place in before.items():
+                self.tell(segment_id, place)
+
+    def keep_only(self, assigned: Container[int]) -> None:
+        """Others have the other segments now: what was known of them is not to be told, also if they come back."""
+        self._newest = {number: place for number, place in self._newest.items() if number in assigned}
+
+    async def say_farewell(self, places: Mapping[int, Place]) -> None:
+        """Leave the places to the others; if nobody takes them in time, they begin where the group was last. Ends it."""
+        if self._session.is_managed and not self._session.is_over:
+            for segment_id, place in places.items():
+                self.tell(segment_id, place)
+            if not await self.flush(self._session.client.config.operation_timeout):
+                log.warning("%s could not tell its group where it stopped", self._name)
+        await self.close()
 
     async def flush(self, seconds: float) -> bool:
         """Wait until everything was taken: whether it was."""

@@ -36,6 +36,15 @@ class ScalableConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             alias="scalableTopicConsumerSessionGracePeriodSeconds",
         ),
     ] = 60.0
+    handover_seconds: Annotated[
+        float,
+        setting(
+            "How long a member of a checkpoint group may take to say where it stopped in a segment that is taken from it; if "
+            "consumer_grace_seconds is longer, that counts",
+            ge=0,
+            le=86_400,
+        ),
+    ] = 60.0
     group_grace_seconds: Annotated[
         float,
         setting("How long a checkpoint group without members is remembered, with its positions", ge=0, le=31_536_000),

@@ -53,7 +53,7 @@ from braid.scalable.api import (
 from braid.scalable.config import ScalableConfig
 from braid.scalable.departures import Departures, until_released
 from braid.scalable.draining import DrainWatch
-from braid.scalable.handover import GroupPlaces, check_places, restrained
+from braid.scalable.handover import GroupPlaces, check_places
 from braid.scalable.members import RETRY_SECONDS, Members
 from braid.scalable.records import TOPICS, RegistrationRecord, SubscriptionMetadata, subscription_path
 from braid.scalable.sessions import ConsumerSession, Registrations, present
@@ -104,9 +104,12 @@ class SubscriptionCoordinator:
         )
         self._sessions = self._members.sessions
         key = subscription_path(topic, name, root)
-        self._places = (
-            None if self.has_barrier else GroupPlaces(GuardedRecord(store, leadership, key, SubscriptionMetadata), record)
-        )
+        self._places: GroupPlaces | None = None
+        if not self.has_barrier:
+            guarded = GuardedRecord(store, leadership, key, SubscriptionMetadata)
+            # Somebody who is away has at least its grace period to come back and say it.
+            patience = max(config.handover_seconds, config.consumer_grace_seconds)
+            self._places = GroupPlaces(self._clock, guarded, record, patience_seconds=patience, changed=self._news.set)
         self._is_restored = False
         self.is_closed = False
         self._tasks = Tasks(f"subscription {topic} {name}")
@@ -294,11 +297,7 @@ class SubscriptionCoordinator:
             session = self._sessions.get(consumer_name)
             if self._places is None or session is None or session.handle is not handle or report.term != self._leadership.epoch:
                 raise NotReady(f"{consumer_name} has to register with {self.name} of {self.topic} first.")
-            held = {*session.segments, *session.owed}
-            places = {number: place for number, place in report.places.items() if place is not None and number in held}
-            await self._places.learn(places, self._layout)
-            if freed := report.released & session.owed:
-                session.owed -= freed
+            if await self._places.hear(session, report, self._layout):
                 await self._rebalance()
 
     async def end_if_empty(self, grace_seconds: float) -> bool:
@@ -338,6 +337,8 @@ class SubscriptionCoordinator:
         for session in self._sessions.values():
             if not renamed.isdisjoint(session.segments):  # taken away in memory, so that it is told the new names
                 session.give(tuple(number for number in session.segments if number not in renamed))
+            for number in renamed:
+                session.owed.pop(number, None)
         if self._places is not None:
             self._places.forget(renamed)
         self._layout = layout
@@ -420,11 +421,13 @@ class SubscriptionCoordinator:
     ) -> None:
         """Compute the assignment, write what changed, tell those it changed for, also if that was earlier."""
         self._registrations.check_leading()
+        if self._places is not None:  # what is in the record of one who is gone may not be given: two records would have it
+            await self._members.remove_leftovers(must=True)
         held = {name: each.segments for name, each in self._sessions.items()} if previous is None else previous
         segments = self._readable() if self._before is None else []
         wanted = assign(held, segments, self._sessions)
         if self._places is not None:
-            wanted = restrained(wanted, self._sessions)
+            wanted = self._places.restrained(wanted, self._sessions)
         dealt = [number for each in wanted.values() for number in each]
         invariant(len(dealt) == len(set(dealt)), "INV8", f"a segment of {self.topic} has two readers in {self.name}: {wanted}")
         changed = [each for name, each in self._sessions.items() if wanted[name] != each.segments]

@@ -3,13 +3,15 @@
 Checkpoint consumers have no cursors, so where a group stands in a segment is known to the member that reads it. A segment that
 is to move is therefore taken away first; its member stops handing out, says where it stopped, and only then, with that place in
 the group's record, the next one is given it. A member that is gone says nothing: the segment goes on from the last place in the
-record, so what was handed out since comes again. Owns the places, in memory and in the record, and the rule what may be given.
-A place is the members' own affair: bytes that are kept and handed on.
+record, so what was handed out since comes again. So it is with one that is there and says nothing for too long. Owns the
+places, in memory and in the record, and the rule what may be given. A place is the members' own affair: bytes that are kept
+and handed on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -18,9 +20,12 @@ from braid.errors import InvalidArgument
 from braid.metadata.claims import GuardedRecord
 from braid.model.layout import SegmentLayout
 from braid.model.segments import SegmentInfo
+from braid.runtime.clock import Clock
+from braid.scalable.api import PlaceReport
 from braid.scalable.records import SubscriptionMetadata
 from braid.scalable.sessions import ConsumerSession
 
+log = logging.getLogger(__name__)
 MAX_PLACE: Final = 64
 """Bytes of one place."""
 
@@ -28,8 +33,20 @@ MAX_PLACE: Final = 64
 class GroupPlaces:
     """Where one group stands."""
 
-    def __init__(self, record: GuardedRecord[SubscriptionMetadata], found: SubscriptionMetadata) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        record: GuardedRecord[SubscriptionMetadata],
+        found: SubscriptionMetadata,
+        *,
+        patience_seconds: float,
+        changed: Callable[[], None],
+    ) -> None:
+        """A member is waited for so long; `changed` is called when that has ended."""
+        self._clock = clock
         self._record = record
+        self._patience_seconds = patience_seconds
+        self._changed = changed
         self._created_at_epoch = found.created_at_epoch
         self._known = dict(found.places)
         self._is_empty = found.empty_since_ms is not None
@@ -46,6 +63,42 @@ class GroupPlaces:
         """These ids mean other segments from now on."""
         for number in segments:
             self._known.pop(number, None)
+
+    def restrained(
+        self, wanted: Mapping[str, tuple[int, ...]], sessions: Mapping[str, ConsumerSession]
+    ) -> dict[str, tuple[int, ...]]:
+        """What may be given now of an assignment: nothing that somebody has still to say the place of, not even to itself, so
+        that each time a segment is taken away is answered once. Those who lose something owe it from here on, for a while."""
+        now = self._clock.monotonic()
+        dealt = {number for each in wanted.values() for number in each}
+        for name, session in sessions.items():
+            late = sorted(number for number, until in session.owed.items() if until <= now)
+            if late:
+                log.warning("%s did not say in time where it stopped in segments %s; they move without that", name, late)
+                session.is_untold = True
+            session.owed = {number: until for number, until in session.owed.items() if number in dealt and until > now}
+            lost = (set(session.segments) & dealt) - set(wanted[name])
+            if session.hands_over and lost:
+                session.owed |= dict.fromkeys(lost, now + self._patience_seconds)
+                self._clock.call_later(self._patience_seconds, self._changed)
+        owed = {number for each in sessions.values() for number in each.owed}
+        given = {name: tuple(number for number in each if number not in owed) for name, each in wanted.items()}
+        for name, session in sessions.items():
+            is_waiting = len(given[name]) < len(wanted[name])
+            session.is_untold |= session.is_waiting and not is_waiting
+            session.is_waiting = is_waiting
+        return given
+
+    async def hear(self, session: ConsumerSession, report: PlaceReport, layout: SegmentLayout) -> bool:
+        """A member says where it stands: whether it let go of something that it owed. Raises as `learn`."""
+        held = {*session.segments, *session.owed}
+        await self.learn(
+            {number: place for number, place in report.places.items() if place is not None and number in held}, layout
+        )
+        freed = report.released & session.owed.keys()
+        for number in freed:
+            del session.owed[number]
+        return bool(freed)
 
     async def learn(self, places: Mapping[int, bytes], layout: SegmentLayout) -> None:
         """Members stand there; durable when this returns. Raises StaleLeader, NotFound, StoreError."""
@@ -70,23 +123,6 @@ class GroupPlaces:
         self._is_empty = True
         found = await self._record.change(note)
         return since_ms if found.empty_since_ms is None else found.empty_since_ms
-
-
-def restrained(wanted: Mapping[str, tuple[int, ...]], sessions: Mapping[str, ConsumerSession]) -> dict[str, tuple[int, ...]]:
-    """What may be given now of an assignment: nothing that somebody has still to say the place of, not even to itself, so that
-    each time a segment is taken away is answered once. Those who lose something owe it from here on."""
-    dealt = {number for each in wanted.values() for number in each}
-    for name, session in sessions.items():
-        session.owed &= dealt
-        if session.hands_over:
-            session.owed |= (set(session.segments) & dealt) - set(wanted[name])
-    owed = {number for each in sessions.values() for number in each.owed}
-    given = {name: tuple(number for number in each if number not in owed) for name, each in wanted.items()}
-    for name, session in sessions.items():
-        is_waiting = len(given[name]) < len(wanted[name])
-        session.is_untold |= session.is_waiting and not is_waiting
-        session.is_waiting = is_waiting
-    return given
 
 
 def check_places(places: Mapping[int, bytes | None]) -> None:

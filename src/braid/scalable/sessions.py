@@ -74,8 +74,8 @@ class ConsumerSession:
         """Assigned, as the record says; what it has still to hand over counts as assigned there."""
         self.hands_over = True
         """In a checkpoint group: whether it says where it stopped. Of a restored one nobody knows before it is back."""
-        self.owed: set[int] = set()
-        """In a checkpoint group: taken away, and it has not said where it stopped."""
+        self.owed: dict[int, float] = {}
+        """In a checkpoint group: taken away, and it has not said where it stopped. It is waited for until then (monotonic)."""
         self.is_waiting = False
         """In a checkpoint group: something that it is to get is still owed."""
         self.is_untold = False

@@ -295,6 +295,35 @@ async def test_a_segment_removed_unread_is_an_error(broker: InProcessBroker, cli
                 await consumer.receive(SECONDS)
 
 
+@pytest.mark.parametrize("is_checkpoint", [False, True])
+async def test_a_segment_removed_before_the_first_attachment(
+    broker: InProcessBroker, client: Client, is_checkpoint: bool
+) -> None:
+    """Who comes with a checkpoint wants what follows it; who wants what there is gets what there is."""
+    straying = Straying(broker.service_url, config=ClientConfig(backoff_initial=0.01, layout_check=0.05))
+    straying.is_lost = True
+    controller = await leader(broker)
+    await produce(client, 0, 40)
+    async with client.checkpoint_consumer(TOPIC) as consumer:
+        await consumer.receive(SECONDS)
+        place = consumer.checkpoint()
+    await controller.split_segment(0)
+    async with straying:
+        consumer = CheckpointConsumer(straying, TOPIC, start=place if is_checkpoint else EARLIEST)
+        opening = asyncio.create_task(consumer.open())
+        await until(lambda: 0 in consumer._lanes)
+        assert await controller.prune() == [0]
+        await until(lambda: 0 not in consumer._lanes or consumer.failure is not None)
+        straying.is_lost = False
+        if is_checkpoint:
+            with pytest.raises(CheckpointOutdated, match="segment 0"):
+                await opening
+        else:
+            await opening
+            assert consumer.segments == [1, 2, 3]
+        await consumer.close()
+
+
 async def test_several_segments_removed_at_once(broker: InProcessBroker, client: Client) -> None:
     """One of them was read to its end, but its broker has not said so yet."""
     controller = await leader(broker)

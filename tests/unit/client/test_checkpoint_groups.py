@@ -12,7 +12,9 @@ import pytest
 import braid
 from braid.client import Client
 from braid.client.checkpoint_consumer import CheckpointConsumer
+from braid.client.checkpoints import END, write_place
 from braid.client.config import ClientConfig
+from braid.client.group_places import CHECKPOINT_SECONDS
 from braid.client.messages import EARLIEST, LATEST, Message, MessageId
 from braid.errors import ConnectionLost, NotAllowed
 from braid.model.names import TopicName
@@ -181,21 +183,163 @@ async def test_a_member_that_is_killed_hands_over_what_the_group_knows(broker: I
         got = await drain_exactly(doomed, 30)
         doomed.checkpoint()
         received = await drain_exactly(doomed, 10)
-        doomed._told = (-100.0, doomed._told[1])
-        doomed.checkpoint()  # the one before is told now
         assert doomed._reports is not None
+        doomed.checkpoint()  # the one before is told now
         assert await doomed._reports.flush(SECONDS)
         received += await drain_exactly(doomed, 5)
-        session = doomed._session
-        assert session is not None
-        session._is_closed = True  # it does not come back
-        session._tasks.cancel()
-        (await narrow.connection_for(doomed.layouts.controller_url)).abort(ConnectionLost("Cut by the test."))
+        await die(doomed)
         async with client.checkpoint_consumer(TOPIC, group="g", name="heir", start=LATEST) as heir:
             again = await drain([heir], 70)
             assert await rest([heir]) == []
         assert sorted(got + again) == list(range(100))
         assert set(received) <= set(again)
+
+
+async def die(member: CheckpointConsumer) -> None:
+    """It is gone without a word."""
+    session = member._session
+    assert session is not None
+    session._is_closed = True  # it does not come back
+    session._tasks.cancel()
+    (await member.client.connection_for(member.layouts.controller_url)).abort(ConnectionLost("Cut by the test."))
+
+
+async def test_the_end_of_a_segment_is_not_told_before_a_checkpoint(broker: InProcessBroker, client: Client) -> None:
+    """A member that read a sealed segment to its end and took no checkpoint may not have stored anything of it."""
+    controller = await leader(broker)
+    async with braid.connect(broker.service_url) as doomed_client:
+        doomed = await doomed_client.checkpoint_consumer(TOPIC, group="g", name="doomed")
+        await produce(client, 0, 100)
+        received = await drain_exactly(doomed, 100)
+        await controller.split_segment(0)
+        await until(lambda: doomed._places[0] is END)
+        async with client.checkpoint_consumer(TOPIC, group="g", name="heir", start=LATEST) as heir:
+            await until(lambda: bool(doomed.segments) and bool(heir.segments))  # both were told their shares
+            assert doomed._reports is not None
+            assert await doomed._reports.flush(SECONDS)
+            kept = 0 in doomed._assigned
+            await die(doomed)
+            if kept:
+                again = await drain([heir], sum(place == 0 for place in await segments_of(client, received)))
+                assert set(again) <= set(received)
+            assert kept
+
+
+async def segments_of(client: Client, received: Sequence[int]) -> list[int]:
+    """Where these messages are."""
+    async with client.checkpoint_consumer(TOPIC) as reader:
+        found = {int(each.payload): each.segment_id for each in [await reader.receive(SECONDS) for _ in received]}
+    return [found[number] for number in received]
+
+
+async def test_checkpoints_are_told_one_late_and_not_too_often(broker: InProcessBroker, client: Client) -> None:
+    async with client.checkpoint_consumer(TOPIC, group="g", name="a") as member:
+        await produce(client, 0, 100)
+        assert member._reports is not None
+        known: list[Mapping[int, bytes]] = []
+        taken: list[Mapping[int, bytes]] = []
+        for turn in range(5):
+            await drain_exactly(member, 5)
+            if turn == 4:
+                member._reports._told_at -= CHECKPOINT_SECONDS
+            taken.append({number: write_place(place) for number, place in member.checkpoint().places.items()})
+            assert await member._reports.flush(SECONDS)
+            known.append((await (await leader(broker))._term.work.subscriptions())["g"].places)  # type: ignore[union-attr]
+        assert known[0] not in taken
+        assert known[1:] == [taken[0]] * 3 + [taken[3]]
+
+
+async def test_a_checkpoint_from_before_a_segment_was_away_is_not_told(broker: InProcessBroker, client: Client) -> None:
+    """Others have read on from there since: the hand-over is what the group knows."""
+    async with client.checkpoint_consumer(TOPIC, group="g", name="a") as first:
+        await produce(client, 0, 200)
+        await drain_exactly(first, 20)
+        first.checkpoint()
+        assert first._reports is not None
+        async with client.checkpoint_consumer(TOPIC, group="g", name="b") as second:
+            await until(shared([first, second], {0, 1}))
+            moved = second.segments
+            await drain_exactly(second, 10)
+        await until(lambda: first.segments == [0, 1])
+        record = (await (await leader(broker))._term.work.subscriptions())["g"]  # type: ignore[union-attr]
+        before = {number: record.places[number] for number in moved}
+        first.checkpoint()
+        assert first._reports is not None
+        assert await first._reports.flush(SECONDS)
+        record = (await (await leader(broker))._term.work.subscriptions())["g"]  # type: ignore[union-attr]
+        assert {number: record.places[number] for number in moved} == before
+
+
+async def test_a_controller_that_does_not_hand_over_is_told_nothing(broker: InProcessBroker, client: Client) -> None:
+    """One of an earlier version: it does not know the command."""
+    async with client.checkpoint_consumer(TOPIC, group="g", name="a") as member:
+        await produce(client, 0, 20)
+        await drain_exactly(member, 10)
+        session = member._session
+        assert session is not None
+        told: list[object] = []
+
+        async def report(places: Mapping[int, bytes | None], released: Collection[int]) -> None:
+            told.append(places)
+
+        session.report = report  # type: ignore[method-assign]
+        session._term = 0
+        assert member._reports is not None
+        for _ in range(3):
+            member._reports._told_at = -100.0
+            member.checkpoint()
+        assert await member._reports.flush(SECONDS)
+        assert told == []
+
+
+async def test_a_start_is_told_as_the_start(broker: InProcessBroker, client: Client) -> None:
+    """Not what the application has received since: it may not have stored that."""
+    async with client.checkpoint_consumer(TOPIC, group="g", name="a") as member:
+        await produce(client, 0, 100)
+        stored = member.checkpoint()
+        got = await drain_exactly(member, 40)
+        async with client.checkpoint_consumer(TOPIC, group="g", name="b", start=stored) as second:
+            await until(shared([member, second], {0, 1}))
+            assert second._reports is not None
+            assert await second._reports.flush(SECONDS)
+            [mine] = second.segments
+            known = (await (await leader(broker))._term.work.subscriptions())["g"].places[mine]  # type: ignore[union-attr]
+            assert known == write_place(stored.places[mine])
+            second._reports.expect(mine)
+            await drain_exactly(second, 5)
+            await second._tell_start(mine, second._lanes[mine])
+            assert await second._reports.flush(SECONDS)
+            known = (await (await leader(broker))._term.work.subscriptions())["g"].places[mine]  # type: ignore[union-attr]
+            assert known == write_place(stored.places[mine])
+        assert got
+
+
+async def test_a_member_that_was_set_back_stays_so_when_the_leader_changes(broker: InProcessBroker, client: Client) -> None:
+    """The group's place is further until the start is told."""
+    async with client.checkpoint_consumer(TOPIC, group="g", name="a") as member:
+        await produce(client, 0, 100)
+        stored = member.checkpoint()
+        await drain_exactly(member, 100)
+    consumer = CheckpointConsumer(client, TOPIC, start=stored, group="g", name="a")
+    session = consumer._session
+    assert session is not None
+    report, may_tell = session.report, asyncio.Event()
+
+    async def late(places: Mapping[int, bytes | None], released: Collection[int]) -> None:
+        await may_tell.wait()
+        await report(places, released)
+
+    session.report = late  # type: ignore[method-assign]
+    opening = asyncio.create_task(consumer.open())
+    await until(lambda: consumer.segments == [0, 1])
+    lanes = dict(consumer._lanes)
+    session.lost(ConnectionLost("Cut by the test."))  # and it registers again
+    await until(lambda: session.is_attached)
+    assert consumer._lanes == lanes
+    may_tell.set()
+    await opening
+    assert sorted(await drain([consumer], 100)) == list(range(100))
+    await consumer.close()
 
 
 async def test_a_restored_member_brings_its_own_place(broker: InProcessBroker, client: Client) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 import pytest
 from tests.unit.scalable.coordination import Client, Leader, World, held, ids, join, virtually
 
-from braid.errors import BraidError, InvalidArgument, NotReady
+from braid.errors import BraidError, InvalidArgument, NotReady, StoreUnavailable
 from braid.model.layout import SegmentLayout
 from braid.scalable.api import ConsumerAssignment, ConsumerRegistration, PlaceReport
 from braid.scalable.config import ScalableConfig
@@ -88,7 +89,7 @@ def test_a_segment_is_given_after_it_was_let_go_of() -> None:
         await b.register(coordinator)
         assert (list(a.places), a.owed, b.places, b.is_partial) == ([0], {1: 5}, {}, True)
         assert {name: each.segments for name, each in (await world.registrations()).items()} == {"a": (0, 1), "b": ()}
-        await asyncio.sleep(600)  # for as long as it takes, while its connection lives
+        await asyncio.sleep(59)  # it has its time
         assert b.places == {}
         await a.answer(coordinator)
         assert (b.places, b.is_partial) == ({1: 5}, False)
@@ -98,6 +99,70 @@ def test_a_segment_is_given_after_it_was_let_go_of() -> None:
         assert record.places == {1: b"5"}
         await b.leave(coordinator)
         assert a.places == {0: 5, 1: 5}
+
+    virtually(main)
+
+
+@pytest.mark.inv("INV17")
+def test_a_member_that_is_there_and_does_not_answer_is_not_waited_for_ever() -> None:
+    async def main(world: World) -> None:
+        _leader, coordinator = await make(world)
+        a, b = Member("a", []), Member("b", [])
+        await a.register(coordinator)
+        await coordinator.report("a", a, PlaceReport(a.term, {1: b"4"}))
+        for _ in range(9):
+            a.read()
+        await b.register(coordinator)
+        await asyncio.sleep(20)
+        coordinator.disconnected("a", a)
+        await a.register(coordinator)  # coming back does not give it more time
+        await asyncio.sleep(9)
+        assert (b.places, b.is_partial) == ({}, True)
+        await asyncio.sleep(2)
+        assert (b.places, b.is_partial) == ({1: 4}, False)
+        assert (a.owed, list(a.places)) == ({}, [0])
+        assert {name: each.segments for name, each in (await world.registrations()).items()} == {"a": (0,), "b": (1,)}
+        await coordinator.report("a", a, PlaceReport(a.term, {0: b"9", 1: b"9"}, frozenset({1})))  # too late for that one
+        record = await world.subscription()
+        assert record is not None
+        assert record.places == {0: b"9", 1: b"4"}
+
+    virtually(main, config=ScalableConfig(handover_seconds=30, consumer_grace_seconds=10))
+
+
+@pytest.mark.parametrize("gone", ["a", "b"])
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_a_record_that_could_not_be_removed_takes_nothing_from_others(gone: str, first: str) -> None:
+    """Two records with one segment would make the next leader take it from the member that reads it, unasked."""
+
+    async def main(world: World) -> None:
+        leader, coordinator = await make(world)
+        log: list[tuple[int, int]] = []
+        a, b = Member("a", log), Member("b", log)
+        members = [a, b] if first == "a" else [b, a]
+        for member in members:
+            await member.register(coordinator)
+        await members[0].answer(coordinator)
+        leader.store.refuse_delete = lambda _key: StoreUnavailable("The store is away.")
+        a.read()
+        b.read()
+        leaving, staying = (a, b) if gone == "a" else (b, a)
+        with suppress(StoreUnavailable):
+            await leaving.leave(coordinator)
+        for _ in range(3):
+            staying.read()
+        await leader.crash()
+        _leader, coordinator = await make(world)
+        await staying.register(coordinator)
+        for _ in range(100):
+            staying.read()
+            if staying.owed:
+                await staying.answer(coordinator)
+            await asyncio.sleep(1)
+        assert sorted(staying.places) == [0, 1]
+        for segment in (0, 1):
+            read = [place for number, place in log if number == segment]
+            assert read == list(range(len(read)))
 
     virtually(main)
 
