@@ -80,8 +80,8 @@ churn: setup  ## 200 random splits and merges under load, leaders and owners kil
 power: setup  ## 200 seeded power cuts of the whole broker on a forgetful file system
 	$(BIN)/python tests/power/power_loop.py --cuts 200
 
-full-disk: setup  ## ten minutes of producers on a small file system that fills and empties: memory and log (needs root)
-	$(BIN)/python -m tests.e2e.full_disk_loop
+full-disk: setup  ## ten minutes of producers on a small file system that fills and empties: memory and log; SECONDS=60 is the short form
+	$(BIN)/python -m tests.e2e.full_disk_loop $(if $(SECONDS),--seconds $(SECONDS))
 
 spark-faults: setup $(CLASSES)  ## 200 faults at the Spark sink: drivers, executors and brokers killed, answers lost, attempts overtaken
 	$(BIN)/python packages/braid-spark/tests/spark/faults.py --count 200

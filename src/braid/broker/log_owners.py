@@ -6,10 +6,12 @@ delivered, what they acknowledged is delivered again. So the owner token of each
 once in `broker.reconcile_seconds`; a log is looked at within two such periods after it changed hands (INV15). A copy found
 stale is dropped, its clients look the topic up again, and the next use loads it anew.
 
-A store that cannot be reached says nothing about owners: nothing is dropped then, and the next round asks again.
+A store that cannot be reached says nothing about owners: nothing is dropped then, and the next round asks again. Neither does a
+record that cannot be read: that topic stays as it is, and the others are compared all the same.
 
-The looks are spread over the period, a few at a time, because a broker has ten thousand topics and clients come first. Must not
-know bundles and locks: those tell whom to ask, not who may write.
+The looks are spread over the period, a few at a time, because a broker has ten thousand topics and clients come first. Their
+own time is part of the period, so the bound holds as long as the store answers those few within their share of it. Must
+not know bundles and locks: those tell whom to ask, not who may write.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from braid.broker.topic import Topic
-from braid.errors import BraidError, LedgerFenced
+from braid.errors import BraidError, LedgerFenced, StoreMismatch
 from braid.runtime.clock import Clock
 
 log = logging.getLogger(__name__)
 LOOKED_AT_ONCE: Final = 64
 """Logs that are looked at without a pause."""
 CONCURRENT: Final = 16
-"""Records asked for at the same time, of a store that takes time to answer."""
+"""Records asked for at the same time, of a store that takes time to answer; each of them costs a task."""
 
 
 class LogOwners:
@@ -38,15 +40,21 @@ class LogOwners:
         self._topics = topics
         self._lost = lost
         self._seconds = seconds
+        self._unreadable: set[str] = set()
+        """Topics whose record could not be read at the last look, so that each is told of once."""
 
     async def run(self) -> None:
         """Look at everything, again and again, until cancelled."""
+        due = self._clock.monotonic()
         while True:
             topics = list(self._topics.values())
+            self._unreadable &= self._topics.keys()
             starts = range(0, max(len(topics), 1), LOOKED_AT_ONCE)
             for start in starts:
-                await self._clock.sleep(self._seconds / len(starts))
+                due += self._seconds / len(starts)
+                await self._clock.sleep(max(0.0, due - self._clock.monotonic()))
                 await self.look(topics[start : start + LOOKED_AT_ONCE])
+            due = max(due, self._clock.monotonic())
 
     async def look(self, topics: Iterable[Topic]) -> None:
         """Compare these with their records and drop those that are another owner's."""
@@ -57,14 +65,21 @@ class LogOwners:
 
     async def _look_at_each(self, waiting: Iterator[Topic]) -> None:
         for topic in waiting:
+            name = str(topic.name)
             try:
                 await topic.log.check_owner()
             except LedgerFenced:
-                log.warning("%s was taken over by another owner and is dropped here", topic.name)
+                log.warning("%s was taken over by another owner and is dropped here", name)
+            except StoreMismatch as error:
+                if name not in self._unreadable:
+                    self._unreadable.add(name)
+                    log.warning("whether %s still belongs to this broker cannot be told: %s", name, error)
+                continue
             except BraidError as error:
-                log.info("whether %s still belongs to this broker is unknown: %s", topic.name, error)
+                log.info("whether %s still belongs to this broker is unknown: %s", name, error)
                 for _left in waiting:  # no use in asking for the others now
                     pass
                 return
+            self._unreadable.discard(name)
             if topic.log.is_fenced:  # and the log does not say so twice
                 self._lost(topic)

@@ -126,8 +126,9 @@ class Ownership:
         return None if lock is None else self._named(lock)
 
     async def owner_of(self, topic: TopicName) -> BrokerInfo | None:
-        """Who serves a topic, asked of the store; takes nothing."""
-        if self.owns(topic):
+        """Who serves a topic, asked of the store, also if this broker believes that it does; takes nothing."""
+        held = self.holdings.holding(topic.namespace, hash_of(topic))
+        if held is not None and await held.lock.check() and held.serves():
             return self.me
         bundle = find((await self._namespaces.policies(topic.namespace)).bundles, hash_of(topic))
         return await self.owner(topic.namespace, bundle, fresh=True)

@@ -378,7 +378,7 @@ class ManagedLedger(LogAppender):
     async def check_owner(self) -> None:
         """Read the record fresh; raise LedgerFenced, for good, if it is not ours any more."""
         found = await self.metadata.get(self._record.key, fresh=True)
-        if found is not None and found.version == self._record.version:
+        if found is not None and found.version == self._record.version and self.metadata.capabilities.unique_versions:
             return  # as we wrote it last: no need to decode it
         if found is None or decode_record(LogRecord, found.key, found.value).owner_token != self.owner_token:
             error = self._record.lost()

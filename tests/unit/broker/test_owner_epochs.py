@@ -6,13 +6,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 from tests.unit.broker.test_segments import LEADER, create, names, put, record_of
 
 from braid.broker.bundles import lock_key
 from braid.broker.log_owners import LOOKED_AT_ONCE
+from braid.broker.ownership import OwnedElsewhere
 from braid.broker.topic import Topic
 from braid.errors import BraidError, LedgerFenced, NotReady, StoreUnavailable
+from braid.metadata.handle import CAPABILITIES
 from braid.model.bundles import find, hash_of, split_evenly
 from braid.model.layout import SegmentLayout
 from braid.model.names import NamespaceName, TopicName
@@ -250,3 +253,86 @@ async def test_a_cursor_to_be_removed_that_only_another_owner_has_made_is_remove
         except BraidError:
             await asyncio.sleep(0)
     assert await sealing.local.subscriptions(sealing.segment) == ["sub"]
+
+
+@pytest.mark.inv("INV15")
+async def test_one_unreadable_record_hides_no_other_owner(
+    world: Any, broker: Any, until: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others are compared all the same, the log names the record, and says it once."""
+    odd, stale = await reopened(broker, TopicName.parse("odd")), await reopened(broker)
+    key = odd.log._record.key
+    await broker.service.metadata.put(key, b'{"formatVersion":"x"}')
+    other, theirs = await usurped(world)
+    await theirs.terminate()
+    await other.stop()
+    await world.advance(2 * RECONCILE)
+    await until(lambda: broker.service.topics.get(str(TOPIC)) is not stale)
+    await world.advance(2 * RECONCILE)
+    assert broker.service.topics[str(odd.name)] is odd, "who took it over is unknown"
+    assert len([each for each in caplog.messages if key in each]) == 1
+
+
+@pytest.mark.inv("INV15")
+async def test_a_log_made_anew_is_not_taken_for_the_old_one(world: Any, broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where versions may repeat once a record was deleted, an equal one says nothing."""
+    stale = await reopened(broker)
+    other = await world.broker(believes=True)
+    await other.service.logs.delete(TOPIC.managed_ledger_name)
+    await other.service.topic(TOPIC, create=True)
+    metadata = broker.service.metadata
+    honest = metadata.get
+
+    async def repeating(key: str, **options: Any) -> Any:
+        found = await honest(key, **options)
+        is_log = found is not None and key == stale.log._record.key
+        return msgspec.structs.replace(found, version=stale.log._record.version) if is_log else found
+
+    monkeypatch.setattr(metadata, "get", repeating)
+    monkeypatch.setattr(
+        type(metadata), "capabilities", property(lambda _self: msgspec.structs.replace(CAPABILITIES, unique_versions=False))
+    )
+    with pytest.raises(LedgerFenced):
+        await stale.log.check_owner()
+
+
+@pytest.mark.inv("INV15")
+async def test_the_bound_holds_with_a_store_that_takes_its_time(
+    world: Any, broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of the looks is part of the period: a round does not take longer because of it."""
+    topics = [TopicName.parse(f"slow-{number}") for number in range(3 * LOOKED_AT_ONCE)]
+    for each in topics:
+        await broker.service.topic(each, create=True)
+    await world.advance(2 * RECONCILE)
+    keys = {broker.service.topics[str(each)].log._record.key for each in topics}
+    looks = dict.fromkeys(keys, 0)
+    honest = broker.service.metadata.get
+
+    async def slow(key: str, **options: Any) -> Any:
+        if key in looks:
+            looks[key] += 1
+            await world.clock.sleep(RECONCILE / 20)
+        return await honest(key, **options)
+
+    monkeypatch.setattr(broker.service.metadata, "get", slow)
+    for _step in range(4 * 20):
+        await world.advance(RECONCILE / 20)
+    assert min(looks.values()) >= 3, "four periods: once in each but the first, which may have been looked at before"
+
+
+@pytest.mark.inv("INV2", "INV15")
+async def test_a_former_owner_that_does_not_know_deletes_no_topic_in_use(world: Any) -> None:
+    former, owner = [await world.broker(balance=False) for _ in range(2)]
+    assert (await former.ownership.find(TOPIC, authoritative=True)).is_mine
+    await reopened(former)
+    key = lock_key(PUBLIC, BUNDLE)
+    former.ownership._locks._listeners[key].cancel()  # nobody tells it that its lock is gone
+    await owner.service.metadata.delete(key)
+    assert (await owner.ownership.find(TOPIC, authoritative=True)).is_mine
+    client = await owner.client()
+    await client.producer(str(TOPIC), name="p")
+    assert former.ownership.owns(TOPIC)
+    with pytest.raises(OwnedElsewhere):
+        await former.service.delete_topic(TOPIC, force=False)
+    await client.store(b"still there", 0)

@@ -137,6 +137,7 @@ class FaultyMetadata:
     def __init__(self, inner: MetadataStore, faults: Faults) -> None:
         self._inner = inner
         self._faults = faults
+        self.capabilities = inner.capabilities
 
     async def get(self, key: str, **options: Any) -> Any:
         return await self._faults.run(f"get {key}", lambda: self._inner.get(key, **options))
