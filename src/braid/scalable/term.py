@@ -170,12 +170,17 @@ class Term:
         """Run an operation when its turn comes; it is finished even if the caller goes away. `told` says of its result what the
         log shall say, None = nothing. Raises Conflict if another one takes too long, LedElsewhere if the leadership is over,
         and what the operation raises; if that left it unfinished, it goes on in the background until it is done."""
+        return await self._begin(what, body, told)
+
+    def _begin(self, what: str, body: Callable[[], Awaitable[T]], told: Callable[[T], str | None]) -> asyncio.Future[T]:
+        """The same; its outcome need not be waited for."""
         if self.is_over:
             raise self._not_leading()
         outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        outcome.add_done_callback(lambda outcome: outcome.cancelled() or outcome.exception())  # told, or nobody wants it
         task = self._tasks.spawn(self._perform(what, body, told, outcome), what)
         task.add_done_callback(lambda _task: _fail(outcome, self._not_leading()))  # cancelled, maybe before it began
-        return await outcome
+        return outcome
 
     async def _perform(
         self, what: str, body: Callable[[], Awaitable[T]], told: Callable[[T], str | None], outcome: asyncio.Future[T]
@@ -232,11 +237,14 @@ class Term:
 
     async def look_after(self) -> None:
         """Repair what nobody asked for."""
-        await self.operate(
-            "repair",
-            lambda: plans_upkeep.look_after(self.work, self._notify),
-            lambda repaired: f", segments {_listed(repaired)}" if repaired else None,
-        )
+
+        async def body() -> list[int]:
+            await self.work.refresh()
+            if self.work.pending is not None:  # and nobody has the turn to finish it: it was written late or by force
+                await self._settle()
+            return [] if self.is_over else await plans_upkeep.look_after(self.work, self._notify)
+
+        await self.operate("repair", body, lambda repaired: f", segments {_listed(repaired)}" if repaired else None)
 
     async def delete(self, *, force: bool = False) -> None:
         """Returns when the topic is gone. `force` puts the deletion in the place of an operation that cannot be finished.
@@ -252,8 +260,15 @@ class Term:
         self._is_deletion_asked_for = True
         try:
             if force and self._is_settling:
-                await plans_topic.delete(self.work, force=True)  # whoever tries to finish the other one finds this instead
-                await self._wait(lambda: self.is_over)
+                # It waits for its turn as well: the other operation may be finished at this very moment.
+                queued = self._begin("deletion", body, lambda _nothing: None)
+                queued.add_done_callback(lambda _queued: self._tell())
+                try:
+                    await plans_topic.delete(self.work, force=True)  # whoever tries to finish the other one finds this instead
+                except BraidError:
+                    if not self.has_deleted:
+                        raise
+                await self._wait(lambda: self.is_over or queued.done())
                 if not self.is_over:
                     raise NotReady(f"{self.work.topic} is being deleted; that takes longer than usual and goes on by itself.")
             else:

@@ -11,6 +11,7 @@ from tests.unit.scalable.fakes import TOPIC, World, prune, simulate, split, step
 from braid.errors import Conflict, NotReady, PreconditionFailed, TopicNotFound
 from braid.model.segments import physical_name
 from braid.scalable.records import (
+    PendingOperation,
     ScalableTopicMetadata,
     SegmentRecord,
     controller_path,
@@ -294,6 +295,52 @@ def test_delete_by_force_takes_the_place_of_an_operation_that_cannot_be_finished
         assert await world.metadata() is None
         assert not world.segments.topics
         assert await world.store.get(controller_path(TOPIC), fresh=True) is None
+
+    simulate(main)
+
+
+@pytest.mark.inv("INV6", "INV14")
+def test_delete_by_force_is_done_if_the_other_operation_is_finished_meanwhile() -> None:
+    """Nobody tries to finish that one any more when the deletion comes into the record."""
+
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 2)
+        world.segments.fail = lambda name, _segment: NotReady("Later.") if name == "terminate" else None
+        with pytest.raises(NotReady):
+            await split(broker, 0)
+
+        is_split: list[bool] = []
+
+        async def is_finished() -> bool:
+            found = await world.metadata()
+            return found is None or found.pending_operation is None
+
+        async def let_the_split_finish(name: str) -> None:
+            if name == "delete:intend" and not is_split:
+                is_split.append(True)
+                world.segments.fail = lambda _name, _segment: None
+                await world.until(is_finished)
+                await asyncio.sleep(1)  # and give its turn back
+
+        await steps_of(broker.do(lambda service: service.delete_topic(TOPIC, force=True)), let_the_split_finish)
+        assert await world.metadata() is None
+        assert not world.segments.topics
+
+    simulate(main)
+
+
+@pytest.mark.inv("INV6", "INV14")
+def test_a_deletion_that_comes_into_the_record_late_is_done() -> None:
+    """By force, in the place of an operation that was finished meanwhile; the answer of the store was an error."""
+
+    async def main(world: World) -> None:
+        await topic_with(world, 2)
+        found = await world.until_settled()
+        pending = PendingOperation(kind="delete", operation_id="late", started_ms=1)
+        late = msgspec.structs.replace(found, pending_operation=pending)
+        await world.store.put(topic_path(TOPIC), msgspec.json.encode(late))
+        await world.until(lambda: _is_gone(world))
+        assert not world.segments.topics
 
     simulate(main)
 
