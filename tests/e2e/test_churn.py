@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(320)  # machines are shared
 
 
+@pytest.mark.req("R468-51", "R468-56")
 @pytest.mark.inv("INV4", "INV6", "INV7", "INV8")
 def test_nothing_is_lost_doubled_or_reordered_while_the_layout_changes() -> None:
     options = {"operations": 24, "messages": 12_000, "keys": 64, "joins": 10, "kills": 5, "seed": 7}

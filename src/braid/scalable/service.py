@@ -117,9 +117,12 @@ class ScalableTopicService:
         """The topic's record. Raises TopicNotFound."""
         return await self._records.metadata(topic, fresh=fresh)
 
-    async def topics(self, namespace: NamespaceName, properties: Mapping[str, str] | None = None) -> list[str]:
-        """Names of the namespace's scalable topics, in order; with properties those that have all of them."""
-        return await self._records.topics(namespace, properties)
+    async def topics(
+        self, namespace: NamespaceName, properties: Mapping[str, str] | None = None, *, living: bool = False
+    ) -> list[str]:
+        """Names of the namespace's scalable topics, in order; with properties those that have all of them, with `living` those
+        that are not being deleted."""
+        return await self._records.topics(namespace, properties, living=living)
 
     async def register_queue_subscription(
         self, topic: TopicName, subscription: str, initial: Initial, *, besides: TopicName | None = None

@@ -95,7 +95,10 @@ class TopicRecords:
             raise InvalidArgument(f"A scalable topic cannot be routed by {routing.value}; use high16 or low16.")
         limit = self._config.max_segments_per_topic
         if not 1 <= segments <= limit:
-            raise InvalidArgument(f"{topic} cannot begin with {segments} segments; 1 to {limit} are allowed.")
+            raise InvalidArgument(
+                f"{topic} cannot begin with {segments} segments; 1 to {limit} are allowed "
+                "(scalable_topics.max_segments_per_topic)."
+            )
         await self._check_name_is_free(topic)
         now = self._runtime.clock.now_ms()
         metadata = ScalableTopicMetadata(
@@ -134,19 +137,18 @@ class TopicRecords:
             raise TopicNotFound(f"The scalable topic {topic.scalable} does not exist.")
         return found
 
-    async def topics(self, namespace: NamespaceName, properties: Mapping[str, str] | None = None) -> list[str]:
-        """Names of the namespace's scalable topics, in order; with properties those that have all of them."""
+    async def topics(
+        self, namespace: NamespaceName, properties: Mapping[str, str] | None = None, *, living: bool = False
+    ) -> list[str]:
+        """Names of the namespace's scalable topics, in order; with properties those that have all of them, with `living` those
+        that are not being deleted."""
         wanted = dict(properties or {})
-        if not wanted:
-            return sorted([str(topic_of(record.key)) async for record in self._scan(Span(namespace_path(namespace)))])
-        name, value = min(wanted.items())
-        _check_properties(wanted)
-        found = []
-        async for record in self._scan(IndexSpan.exactly(property_index(name), property_key(namespace, value))):
-            has = decode(ScalableTopicMetadata, record.key, record.value).properties
-            if wanted.items() <= has.items():
-                found.append(str(topic_of(record.key)))
-        return sorted(found)
+        span: Span | IndexSpan = Span(namespace_path(namespace))
+        if wanted:
+            name, value = min(wanted.items())
+            _check_properties(wanted)
+            span = IndexSpan.exactly(property_index(name), property_key(namespace, value))
+        return sorted([str(topic_of(record.key)) async for record in self._scan(span) if _is_meant(record, wanted, living)])
 
     async def topics_to_lead(self) -> AsyncIterator[TopicName]:
         """Every scalable topic of the cluster that is not at rest."""
@@ -166,8 +168,11 @@ class TopicRecords:
             found = await self._store.get(key, fresh=True)
             if found is None:
                 raise NotReady(f"Whether {topic} was made is not known; try again.") from error
-            if decode(ScalableTopicMetadata, key, found.value).incarnation != metadata.incarnation:
-                raise AlreadyExists(f"The scalable topic {topic} already exists.") from error
+            existing = decode(ScalableTopicMetadata, key, found.value)
+            if existing.incarnation != metadata.incarnation:
+                is_going = existing.is_deleting
+                reason = "is being deleted; it can be made again when that is done" if is_going else "already exists"
+                raise AlreadyExists(f"The scalable topic {topic} {reason}.") from error
             record = found
         try:
             await self._check_name_is_free(topic)  # again: who makes the regular topic looks for our record after making it
@@ -236,6 +241,13 @@ class TopicRecords:
                     await self._store.delete(key, expected=version)
             raise
         return record, after
+
+
+def _is_meant(record: Record, properties: Mapping[str, str], living: bool) -> bool:
+    if properties and not properties.items() <= decode(ScalableTopicMetadata, record.key, record.value).properties.items():
+        return False
+    # Few are being deleted; the others are not decoded for that.
+    return not (living and b'"delete"' in record.value and decode(ScalableTopicMetadata, record.key, record.value).is_deleting)
 
 
 def _usable(subscription: str, record: SubscriptionMetadata) -> SubscriptionMetadata:

@@ -77,7 +77,7 @@ def _topics(admin: Admin, calls: Calls) -> None:
 
     @calls.get(LIST, list[str], query=(having,))
     async def list_scalable(ask: Ask) -> Any:
-        """Scalable topics of a namespace; with properties, those that have all of them."""
+        """Scalable topics of a namespace that are not being deleted; with properties, those that have all of them."""
         service.check_scalable()
         name = ask.namespace
         wanted: dict[str, str] = {}
@@ -86,7 +86,7 @@ def _topics(admin: Admin, calls: Calls) -> None:
             if not separator or not key or wanted.setdefault(key, value) != value:
                 raise InvalidArgument(f"{text[:100]!r} is no filter; write property=key=value, each key once.")
         await service.namespaces.policies(name)
-        return await service.scalable.topics(name, wanted)
+        return await service.scalable.topics(name, wanted, living=True)
 
     count = Query("numInitialSegments", "How many segments it begins with", int, 1, least=-MAX_INT64)
     routing = Query(

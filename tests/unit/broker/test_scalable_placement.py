@@ -165,7 +165,7 @@ async def test_a_killed_leader_is_replaced_within_the_session_timeout(place: Pla
 # Segments elsewhere.
 
 
-@pytest.mark.req("R468-10", "R468-73")
+@pytest.mark.req("R468-10")
 async def test_create_and_delete_leave_no_ledger_behind(place: Placement) -> None:
     ledgers = place.brokers.standalone.ledgers
     before = {each async for each in ledgers.ledgers()}

@@ -87,6 +87,15 @@ class Cluster:
     async def is_active(self, segment_id: int) -> bool:
         return segment_id in (await self.services[0].scalable.metadata(TOPIC)).layout.active_segments
 
+    async def check_sealed(self) -> None:
+        """Assert that no parent of a segment that clients are told to write to takes messages itself."""
+        layout = (await self.services[0].scalable.metadata(TOPIC)).layout
+        for segment in layout.active_segments.values():
+            for parent in segment.parent_ids:
+                name = physical_name(TOPIC, layout.segment(parent))
+                topic = await (await self._service_of(name)).topic(name, create=False)
+                assert topic.log.is_terminated, f"{name} and segment {segment.segment_id} take messages at the same time"
+
     async def owner(self, segment_id: int) -> int:
         """The number of the broker that owns a segment."""
         segment = (await self.services[0].scalable.metadata(TOPIC)).layout.segment(segment_id)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.unit.scalable.fakes import TOPIC, World, prune, simulate, split, steps_of, topic_with
 
-from braid.errors import Conflict, NotReady, PreconditionFailed, TopicNotFound
+from braid.errors import AlreadyExists, Conflict, NotReady, PreconditionFailed, TopicNotFound
 from braid.model.segments import physical_name
 from braid.scalable.records import (
     PendingOperation,
@@ -265,6 +265,51 @@ def test_delete_with_an_owner_that_fails_for_a_while() -> None:
 
         await world.until(gone)
         assert not world.segments.topics
+
+    simulate(main)
+
+
+@pytest.mark.req("R468-74")
+def test_a_topic_disappears_although_one_of_its_segments_cannot_be_deleted() -> None:
+    """For everybody who uses it, at once: only its record stays, and whoever leads tries again. Nothing of it is left behind
+    when the segment can be deleted at last."""
+
+    async def main(world: World) -> None:
+        broker, other = await topic_with(world, 3), await world.broker()
+        controller = await broker.lead()
+        await broker.do(lambda _service: controller.create_subscription("s"))
+        is_broken = True
+
+        def fail(name: str, segment: str) -> Exception | None:
+            return NotReady("Not now.") if is_broken and name == "delete" and segment.endswith("-1") else None
+
+        world.segments.fail = fail
+        with pytest.raises(NotReady):
+            await broker.do(lambda service: service.delete_topic(TOPIC))
+        for leader in (broker, other):
+            assert [name.rpartition("-")[2] for name in world.segments.topics] == ["1"]
+            for asked in (broker, other):
+                if asked is leader or leader is broker:
+                    assert await asked.do(lambda service: service.topics(TOPIC.namespace, living=True)) == []
+                    with pytest.raises(TopicNotFound, match="being deleted"):
+                        await asked.do(lambda service: service.register_queue_subscription(TOPIC, "s", "latest"))
+                    with pytest.raises(AlreadyExists, match="being deleted"):
+                        await asked.do(lambda service: service.create_topic(TOPIC, 1))
+            if leader is broker:
+                broker.die()  # the next one goes on with it
+                await asyncio.sleep(60)
+        is_broken = False
+
+        async def gone() -> bool:
+            return await world.metadata() is None
+
+        await world.until(gone)
+        await asyncio.sleep(60)
+        assert not world.segments.topics
+        assert await world.store.get(controller_path(TOPIC), fresh=True) is None
+        assert [key for key in world.engine.tables.rows if key.startswith("/topics/")] == []
+        assert other.service.controllers() == []
+        await other.do(lambda service: service.create_topic(TOPIC, 1))
 
     simulate(main)
 

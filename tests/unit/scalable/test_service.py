@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 import pytest
-from tests.unit.scalable.fakes import TOPIC, BrokerDied, World, simulate
+from tests.unit.scalable.fakes import TOPIC, BrokerDied, World, simulate, steps_of
 
 from braid.errors import (
     AlreadyExists,
@@ -20,6 +20,7 @@ from braid.errors import (
 )
 from braid.model.names import NamespaceName, TopicName
 from braid.model.routing import Routing
+from braid.model.segments import physical_name
 from braid.runtime.plans import Moment, watching
 from braid.scalable.config import ScalableConfig
 from braid.scalable.records import SubscriptionMetadata, controller_path, subscription_path, topic_path
@@ -28,7 +29,7 @@ from braid.testing.sim.loop import NODE
 NAMESPACE = NamespaceName.parse("public/default")
 
 
-@pytest.mark.req("R468-10", "R468-35", "R468-73")
+@pytest.mark.req("R468-10", "R468-35")
 def test_create_and_the_record_it_makes() -> None:
     async def main(world: World) -> None:
         broker = await world.broker()
@@ -56,6 +57,51 @@ def test_create_and_the_record_it_makes() -> None:
         ]
         with pytest.raises(AlreadyExists, match="orders"):
             await broker.do(lambda service: service.create_topic(TOPIC, 2))
+
+    simulate(main)
+
+
+@pytest.mark.req("R468-73")
+@pytest.mark.parametrize("count", [1, 3, 4, 64])
+def test_a_topic_begins_with_equal_ranges_and_its_record_comes_before_its_segments(count: int) -> None:
+    async def main(world: World) -> None:
+        broker = await world.broker()
+
+        async def look(step: str) -> None:
+            if step == "create:segments":
+                assert await world.metadata() is not None
+                assert not world.segments.topics
+
+        steps = await steps_of(broker.do(lambda service: service.create_topic(TOPIC, count)), look)
+        assert steps.index("create:intend") < steps.index("create:segments")
+        made = await world.until_settled()
+        assert (made.epoch, made.next_segment_id) == (0, count)
+        assert sorted(made.segments) == list(range(count))
+        sizes = set()
+        begins = 0
+        for number in range(count):
+            each = made.layout.segment(number)
+            assert each.is_active
+            assert (each.parent_ids, each.child_ids, each.created_at_epoch) == ((), (), 0)
+            assert each.hash_range.start == begins
+            begins = each.hash_range.end + 1
+            sizes.add(each.hash_range.size)
+            assert str(physical_name(TOPIC, each)) in world.segments.topics
+        assert begins == 1 << 16
+        assert max(sizes) - min(sizes) <= 1
+        assert len(world.segments.topics) == count
+
+    simulate(main)
+
+
+@pytest.mark.req("R468-73")
+@pytest.mark.parametrize("count", [0, -1, 1025, 65_536])
+def test_more_segments_than_allowed_are_refused_with_the_setting_that_says_so(count: int) -> None:
+    async def main(world: World) -> None:
+        broker = await world.broker()
+        with pytest.raises(InvalidArgument, match=r"1 to 1024 are allowed \(scalable_topics\.max_segments_per_topic\)"):
+            await broker.do(lambda service: service.create_topic(TOPIC, count))
+        assert await world.metadata() is None
 
     simulate(main)
 
