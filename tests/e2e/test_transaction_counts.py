@@ -243,7 +243,7 @@ async def test_a_transaction_of_a_hundred_thousand_ops() -> None:
         txn = await begin(client)
         await sent(client, b"in txn", 1, 0, txn)
         (known,) = cluster.ops().values()
-        engine, value, index = cluster.standalone.metadata, records.encode(known), check_index(records.op_index(known))
+        engine, value, index = cluster.standalone.metadata, records.encode(known), check_index(records.op_index(txn, known))
         for _ in range(100):
             written = [engine.append(records.op_prefix(txn), value, (1,), str(txn), index) for _ in range(1000)]
             await written[-1]

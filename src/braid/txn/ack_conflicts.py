@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
+from braid.errors import TransactionConflict
 from braid.model.ackset import full
 from braid.model.positions import Position
 from braid.model.txn import TxnId
@@ -46,6 +47,14 @@ class Conflict(NamedTuple):
     why: str
     holder: TxnId | None = None
     """The transaction in the way; None if it is acknowledged for good."""
+
+
+class HeldByAnother(TransactionConflict):
+    """Another transaction is in the way."""
+
+    def __init__(self, text: str, holder: TxnId) -> None:
+        super().__init__(text)
+        self.holder = holder
 
 
 def bits_of(ack: Ack) -> int:

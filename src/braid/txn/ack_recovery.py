@@ -6,6 +6,7 @@ have accepted (INV11). Owns the deletion of ops that count for nothing any more.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
@@ -18,6 +19,8 @@ from braid.txn.records import TxnHeader
 from braid.txn.store import StoredOp, TransactionStore
 
 log = logging.getLogger(__name__)
+LOOKED_AT_ONCE = 512
+"""Ops that are sorted without a pause."""
 
 
 async def recover_all(
@@ -35,15 +38,22 @@ async def recover_all(
     """
     ops = await store.all_acks_in(segment)
     headers: dict[TxnId, TxnHeader | None] = {}
-    for op in ops:
+    groups: dict[tuple[str, TxnId], list[StoredOp]] = {}
+    for number, op in enumerate(ops, 1):
+        if number % LOOKED_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        groups.setdefault((op.op.subscription or "", op.txn.root), []).append(op)
         if op.txn.root not in headers:
             found = await store.header(op.txn.root, fresh=True)
             headers[op.txn.root] = None if found is None else found.value
     if ops:
         await check_owner()  # else what a later owner accepted might be among them, for subscriptions unknown here
-    useless = [op for op in ops if (op.op.subscription or "") not in subscriptions]
-    for name, pending in subscriptions.items():
-        useless += pending.restore([op for op in ops if op.op.subscription == name], headers)
+    useless: list[StoredOp] = []
+    for number, ((name, root), group) in enumerate(groups.items(), 1):
+        if number % LOOKED_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        pending, header = subscriptions.get(name), headers[root]
+        useless += group if pending is None or header is None else await pending.restore(root, header, group)
     if useless:
         tasks.spawn(_delete_at_last(store, useless, clock), "old acks")
 

@@ -47,7 +47,18 @@ class AckRequest:
 class AckRoot:
     """What is known here of one transaction with its sub-transactions."""
 
-    __slots__ = ("accepted", "header", "is_accepting", "is_decided", "is_doubtful", "queue", "since_ms", "txns", "worker")
+    __slots__ = (
+        "accepted",
+        "header",
+        "is_accepting",
+        "is_decided",
+        "is_doubtful",
+        "is_restoring",
+        "queue",
+        "since_ms",
+        "txns",
+        "worker",
+    )
 
     def __init__(self, since_ms: int) -> None:
         self.queue: list[AckRequest] = []
@@ -62,6 +73,8 @@ class AckRoot:
         """Once decided; None: there is none."""
         self.is_doubtful = False
         """Something is held that was refused, because its op may be in the store or on its way there."""
+        self.is_restoring = False
+        """A new owner does not know all of its ops yet."""
         self.since_ms = since_ms
 
 

@@ -30,6 +30,8 @@ RETRY_SECONDS = 0.1
 MAX_RETRY_SECONDS = 5.0
 HEADERS_AT_ONCE = 64
 """Headers that are read at the same time while a log is loaded."""
+RECOVERED_AT_ONCE = 512
+"""Ops that are taken over without a pause."""
 
 
 class MetadataTransactionBuffer:
@@ -59,6 +61,7 @@ class MetadataTransactionBuffer:
         self.visibility = Visibility()
         self.in_flight = 0
         """Entries of any transaction on their way: 0, and added entries need no look."""
+        self._is_recovering = False
 
     # What others see.
 
@@ -212,7 +215,7 @@ class MetadataTransactionBuffer:
 
     def _settle(self, held: HeldWrites) -> None:
         """Go on with a root if nothing of it is in flight: materialise it if it is decided, forget it if nothing is left."""
-        if held.in_flight or self.is_closed:
+        if held.in_flight or self.is_closed or self._is_recovering:
             return
         if held.is_decided:
             if not self._is_unexplained(held):
@@ -305,12 +308,18 @@ class MetadataTransactionBuffer:
         if ops or stale:
             await self._log.check_owner()  # else a later owner's ops might be among them
         useless: list[StoredOp] = []
-        for op in ops:
-            header = headers.get(op.txn.root) if self._is_mine(op.op) else None
-            if header is None:
-                useless.append(op)
-            else:
-                self._recovered(op, header)
+        self._is_recovering = True  # an outcome that comes meanwhile waits until all ops of its transaction are known
+        try:
+            for number, op in enumerate(ops, 1):
+                if number % RECOVERED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                header = headers.get(op.txn.root) if self._is_mine(op.op) else None
+                if header is None:
+                    useless.append(op)
+                else:
+                    self._recovered(op, header)
+        finally:
+            self._is_recovering = False
         for held in list(self._held.values()):
             self._settle(held)
         if useless or stale:

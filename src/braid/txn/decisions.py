@@ -120,7 +120,9 @@ class Decisions:
     async def reconcile(self) -> None:
         """Read every held header afresh. One that cannot be read keeps no other from being told."""
         failure: BraidError | None = None
-        for root in list(self._held):
+        for number, root in enumerate(list(self._held), 1):
+            if number % TOLD_AT_ONCE == 0:
+                await asyncio.sleep(0)  # a store in memory answers at once
             if root not in self._held:
                 continue
             try:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 from braid.errors import BraidError, Closed, LedgerFenced, NotAllowed, NotReady, TransactionConflict
@@ -25,7 +25,7 @@ from braid.runtime.clock import Clock
 from braid.runtime.tasks import Tasks
 from braid.runtime.waiting import wait_at_most
 from braid.txn import records
-from braid.txn.ack_conflicts import WHOLE, Hold, Holds, bits_of
+from braid.txn.ack_conflicts import WHOLE, HeldByAnother, Hold, Holds, bits_of
 from braid.txn.ack_ops import apply_ops, hold_of
 from braid.txn.ack_requests import AckListener, AckRequest, AckRoot, answer
 from braid.txn.api import Ack, CursorAcks, HeldTransaction
@@ -41,14 +41,8 @@ LAST_RETRY_SECONDS = 5.0
 SETTLE_SECONDS = 10.0
 """How long an acknowledgment waits for a decided transaction that is in its way, at most."""
 DRAIN_SECONDS = 5.0
-
-
-class HeldByAnother(TransactionConflict):
-    """Another transaction is in the way."""
-
-    def __init__(self, text: str, holder: TxnId) -> None:
-        super().__init__(text)
-        self.holder = holder
+RESTORED_AT_ONCE = 512
+"""Acknowledgments that a new owner takes over without a pause."""
 
 
 class MetadataPendingAckStore:
@@ -218,7 +212,8 @@ class MetadataPendingAckStore:
 
     def _kick(self, root: TxnId, state: AckRoot) -> None:
         """Let the root's task run if there is something to do."""
-        if state.worker is None and (state.queue or state.is_decided) and not self._is_resetting and not self._is_closed:
+        is_stopped = self._is_resetting or self._is_closed or state.is_restoring
+        if state.worker is None and (state.queue or state.is_decided) and not is_stopped:
             state.worker = self._tasks.spawn(self._work(root, state), f"{self.subscription}: acks of {root}")
 
     async def _work(self, root: TxnId, state: AckRoot) -> None:
@@ -341,30 +336,41 @@ class MetadataPendingAckStore:
 
     # Recovery, resets, the end.
 
-    def restore(self, ops: Sequence[StoredOp], headers: Mapping[TxnId, TxnHeader | None]) -> list[StoredOp]:
-        """Hold or apply again what a former owner accepted, before anybody is served; returns what is to be deleted. `ops` are
-        the ones of this subscription, read after the log was claimed."""
+    async def restore(self, root: TxnId, header: TxnHeader, ops: Sequence[StoredOp]) -> list[StoredOp]:
+        """Hold or apply again what a former owner accepted of one transaction, before anybody is served; returns what is to be
+        deleted. `ops` are the ones of this subscription, read after the log was claimed. Lets others have their turn; an
+        outcome that comes meanwhile waits until everything is known."""
         useless: list[StoredOp] = []
-        by_root: dict[TxnId, list[StoredOp]] = {}
-        for op in ops:
-            if headers[op.txn.root] is None or op.op.incarnation != self._cursor.incarnation:
-                useless.append(op)
-            elif not ((known := self._roots.get(op.txn.root)) is not None and op.key in known.accepted):
-                by_root.setdefault(op.txn.root, []).append(op)
-        for root, found in by_root.items():
-            header = headers[root]
-            assert header is not None
-            state = self._state(root)
-            state.since_ms = header.created_ms
-            for op in found:
-                state.accepted[op.key] = None
-                if header.is_open:
-                    state.txns[op.txn] = None
-                    self.holds.add(op.txn, hold_of(op.op))
-            if not header.is_open:
-                apply_ops(self._cursor, found, header)
-                self._decided(root, header)
+        state = self._state(root)
+        state.since_ms = header.created_ms
+        state.is_restoring = True
+        try:
+            for start in range(0, len(ops), RESTORED_AT_ONCE):
+                if start:
+                    await asyncio.sleep(0)
+                part: list[StoredOp] = []
+                for op in ops[start : start + RESTORED_AT_ONCE]:
+                    if op.op.incarnation != self._cursor.incarnation:
+                        useless.append(op)
+                    elif op.key not in state.accepted:
+                        part.append(op)
+                self._restore(state, header, part)
+        finally:
+            state.is_restoring = False
+        if state.accepted and not header.is_open:
+            self._decided(root, header)
+        self._kick(root, state)
+        self._forget_if_idle(root, state)
         return useless
+
+    def _restore(self, state: AckRoot, header: TxnHeader, ops: Sequence[StoredOp]) -> None:
+        state.accepted.update((op.key, None) for op in ops)
+        if not header.is_open:
+            apply_ops(self._cursor, ops, header)
+            return
+        for op in ops:
+            state.txns[op.txn] = None
+            self.holds.add(op.txn, hold_of(op.op))
 
     async def relist(self) -> None:
         """Look for ops that are not known here, as a refused acknowledgment can leave one, and end those that are decided."""

@@ -3,7 +3,7 @@
 | path | value | index entries |
 |---|---|---|
 | `/txn/<root>` | `TxnHeader` | OPEN: open by deadline; else: final by state and time |
-| `/txn-op/<root>/<sub>-<seq>` | `TxnOp` | writes by segment, or acks by segment and subscription |
+| `/txn-op/<root>/<sub>-<seq>` | `TxnOp` | writes by segment, or acks by segment, subscription and root |
 | `/txn-sub/<root>/s-<seq>` | empty; the sequence number is the sub number | |
 | `/txn-aborted/<encSegment>/<txn>` | `AbortedTxn` | |
 | `/txn-serial/<coordinator>` | `SerialBlock` | |
@@ -209,10 +209,10 @@ def header_index(header: TxnHeader) -> Mapping[str, str]:
     return {TXN_BY_FINAL_STATE: f"{header.state}:{padded(header.finalized_ms or 0)}"}
 
 
-def op_index(op: TxnOp) -> Mapping[str, str]:
+def op_index(txn: TxnId, op: TxnOp) -> Mapping[str, str]:
     if op.kind == "write":
         return {WRITES_BY_SEGMENT: encoded(op.segment)}
-    return {ACKS_BY_SEGMENT_SUBSCRIPTION: acks_secondary(op.segment, op.subscription or "")}
+    return {ACKS_BY_SEGMENT_SUBSCRIPTION: acks_secondary_of(op.segment, op.subscription or "", txn.root)}
 
 
 @lru_cache(maxsize=4096)
@@ -222,7 +222,13 @@ def encoded(name: str) -> str:
 
 
 def acks_secondary(segment: str, subscription: str) -> str:
+    """What the secondary keys of a subscription's acks begin with. Earlier versions wrote no more than this."""
     return f"{encoded(segment)}:{encoded(subscription)}"
+
+
+def acks_secondary_of(segment: str, subscription: str, root: TxnId) -> str:
+    """With the root, so that one transaction is found without a look at what the others hold there."""
+    return f"{acks_secondary(segment, subscription)}:{root}"
 
 
 def position_text(position: Position) -> str:

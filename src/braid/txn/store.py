@@ -142,7 +142,7 @@ class TransactionStore:
     async def append_op(self, txn: TxnId, op: TxnOp) -> StoredOp:
         """After OutcomeUnknown there may be an op that nobody knows of; listings find it."""
         record = await self.metadata.append(
-            records.op_prefix(txn), records.encode(op), partition=str(txn.root), index=records.op_index(op)
+            records.op_prefix(txn), records.encode(op), partition=str(txn.root), index=records.op_index(txn, op)
         )
         self.counters.op_writes += 1
         return StoredOp(record.key, record.version, txn, op)
@@ -164,8 +164,21 @@ class TransactionStore:
         return await self._indexed(IndexSpan.exactly(records.WRITES_BY_SEGMENT, records.encoded(segment)))
 
     async def acks_in(self, segment: str, subscription: str) -> list[StoredOp]:
-        secondary = records.acks_secondary(segment, subscription)
+        """Of every transaction."""
+        start = records.acks_secondary(segment, subscription)
+        found = await self._indexed(IndexSpan(records.ACKS_BY_SEGMENT_SUBSCRIPTION, f"{start}:", f"{start};"))
+        return found + await self._indexed(IndexSpan.exactly(records.ACKS_BY_SEGMENT_SUBSCRIPTION, start))
+
+    async def acks_of(self, segment: str, subscription: str, root: TxnId) -> list[StoredOp]:
+        """Of one transaction and its sub-transactions; costs no more because of others."""
+        secondary = records.acks_secondary_of(segment, subscription, root)
         return await self._indexed(IndexSpan.exactly(records.ACKS_BY_SEGMENT_SUBSCRIPTION, secondary))
+
+    async def old_acks_of(self, segment: str, subscription: str, root: TxnId) -> list[StoredOp]:
+        """Those of one transaction that were written by an earlier version, whose index entries do not name it."""
+        secondary = records.acks_secondary(segment, subscription)
+        found = await self._indexed(IndexSpan.exactly(records.ACKS_BY_SEGMENT_SUBSCRIPTION, secondary))
+        return [op for op in found if op.txn.root == root]
 
     async def all_acks_in(self, segment: str) -> list[StoredOp]:
         """Of every subscription."""

@@ -7,8 +7,10 @@ done is up to `MetadataPendingAckStore`, which lets only one of these run for a 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from braid.errors import BraidError, TransactionConflict
 from braid.model.txn import TxnId
@@ -20,6 +22,8 @@ from braid.txn.records import TxnHeader
 from braid.txn.store import StoredOp, TransactionStore
 
 log = logging.getLogger(__name__)
+APPLIED_AT_ONCE: Final = 512
+"""Acknowledgments that are applied without a pause."""
 
 
 class StoredAcks:
@@ -70,14 +74,19 @@ class StoredAcks:
         return True
 
     async def materialise(self, root: TxnId, state: AckRoot) -> None:
-        """Apply a decision. Idempotent: it begins with what the store has."""
-        listed = [op for op in await self._all() if op.txn.root == root]
-        if {op.key for op in listed} != state.accepted.keys():
+        """Apply a decision. Idempotent: it begins with what the store has. Costs as much as is materialised, whatever else is
+        held, and lets others have their turn."""
+        listed = await self._store.acks_of(self.segment, self.subscription, root)
+        keys = {op.key for op in listed}
+        if not state.accepted.keys() <= keys:
+            listed += await self._store.old_acks_of(self.segment, self.subscription, root)
+            keys = {op.key for op in listed}
+        if keys != state.accepted.keys():
             # Else those that are new may be what a later owner accepted and has not applied yet, and those that are gone what
             # it applied: they must not be given out again here.
             await self._cursor.check_owner()
         async with step("txn-ack:apply"):
-            is_applied = apply_ops(self._cursor, [op for op in listed if op.key in state.accepted], state.header)
+            is_applied = await self._apply([op for op in listed if op.key in state.accepted], state.header)
         if is_applied:
             async with step("txn-ack:flush"):
                 await self._cursor.flush()
@@ -85,10 +94,19 @@ class StoredAcks:
             for op in listed:
                 await self._store.delete_op(op)
 
+    async def _apply(self, ops: Sequence[StoredOp], header: TxnHeader | None) -> bool:
+        """`apply_ops` in several turns. Meanwhile everything is held as before; if this is not finished, it is repeated."""
+        is_applied = False
+        for start in range(0, len(ops), APPLIED_AT_ONCE):
+            if start:
+                await asyncio.sleep(0)
+            is_applied |= apply_ops(self._cursor, ops[start : start + APPLIED_AT_ONCE], header)
+        return is_applied
+
     async def end_strays(self, is_known: Callable[[TxnId], bool]) -> None:
         """Delete the ops of decided roots that are not known here, as a refused acknowledgment can leave them."""
         strays: dict[TxnId, list[StoredOp]] = {}
-        for op in await self._all():
+        for op in await self._store.acks_in(self.segment, self.subscription):
             if not is_known(op.txn.root):
                 strays.setdefault(op.txn.root, []).append(op)
         if strays:
@@ -103,9 +121,6 @@ class StoredAcks:
         """Delete every op: a reset of the subscription wins over what is held."""
         async with step("txn-ack:reset"):
             await self._store.purge_subscription(self.segment, self.subscription, self._cursor.check_owner)
-
-    async def _all(self) -> list[StoredOp]:
-        return await self._store.acks_in(self.segment, self.subscription)
 
 
 def not_open(txn: TxnId, header: TxnHeader | None) -> TransactionConflict:
