@@ -109,27 +109,30 @@ def _part(position: Position, named: MessageIdData, size: int) -> Ack:
 
 
 def acknowledge_around(log: ManagedLedger, cursor: ManagedCursor, holds: Holds, position: Position, mask: int | None) -> None:
-    """A plain cumulative acknowledgment that leaves out what transactions hold: that is ignored until their outcome."""
+    """A plain cumulative acknowledgment that leaves out what transactions hold: that is ignored until their outcome. Costs as
+    much as is held, not as much as is acknowledged."""
     upto = holds.highest_upto()
-    first = next(iter(holds.positions(position)), None)
-    if position > log.last_position or (first is None and upto is None):
+    held = holds.positions(position)
+    if position > log.last_position or (not held and upto is None):
         cursor.acknowledge_cumulative(position, mask)
         return
+    at = cursor.mark_delete
     if upto is not None:  # everything before it is held
-        at = max(cursor.mark_delete, log.position_before(upto.position))
-    else:
-        at = cursor.mark_delete
-        if first is not None and (before := log.position_before(first)) > at:
-            cursor.acknowledge_cumulative(before)
-            at = before
-    whole: list[Position] = []
-    while (at := log.position_after(at)) < position or (at == position and not mask):
-        bits = holds.held_bits(at)
-        if not bits:
-            whole.append(at)
-        elif bits != WHOLE:
-            cursor.acknowledge_batch(at, bits)
-    if whole:
-        cursor.acknowledge(whole)
+        at = max(at, log.position_before(upto.position))
+        held = sorted({*held, upto.position})
+    last = log.position_before(position) if mask else position
+    spans: list[tuple[Position, Position]] = []
+    for each in held:
+        if at < each <= last:
+            if (before := log.position_before(each)) > at:
+                spans.append((at, before))
+            at = each
+    if last > at:
+        spans.append((at, last))
+    for each in held:
+        if cursor.mark_delete < each <= last and (bits := holds.held_bits(each)) != WHOLE:
+            cursor.acknowledge_batch(each, bits)
+    if spans:
+        cursor.acknowledge_spans(spans)
     if mask and (bits := holds.held_bits(position)) != WHOLE and position > cursor.mark_delete:
         cursor.acknowledge_batch(position, mask | bits)

@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 DEFAULT_SCALABLE = ScalableConfig()
 DEFAULT_TRANSACTIONS = TransactionConfig()
 SAMPLED_AT_ONCE = 50
-"""Topics whose counters are looked at without a pause."""
+"""Topics that are looked at without a pause, for their counters or for what can be trimmed."""
 MAX_LOST_TOPICS = 1000
 """Topics with lost ledgers that are remembered for administrators."""
 CLOSING_AT_ONCE = 64
@@ -432,7 +432,9 @@ class BrokerService(ScalableTopics):
     async def trim(self) -> None:
         """Trim the loaded topics and add up what they keep only because nobody has read it."""
         unread = 0
-        for topic in list(self.topics.values()):
+        for number, topic in enumerate(list(self.topics.values()), 1):
+            if number % SAMPLED_AT_ONCE == 0:
+                await asyncio.sleep(0)  # clients come first
             if topic.is_closing:
                 continue
             try:

@@ -8,6 +8,7 @@ moves the start, it renumbers nothing) and is never stored. Pure; knows neither 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 
 from braid.model.positions import EARLIEST, Position
 
@@ -108,3 +109,13 @@ class LedgerMap:
     def between(self, after: Position, upto: Position) -> int:
         """How many entries lie in `after` (exclusive) .. `upto` (inclusive)."""
         return self.ordinal(Position(upto[0], upto[1] + 1)) - self.ordinal(Position(after[0], after[1] + 1))
+
+    def runs(self, after: Position, upto: Position) -> Iterator[tuple[int, int, int]]:
+        """The same entries, as (ledger id, first entry, last entry) of each ledger that has some of them."""
+        at = self.ordinal(Position(after[0], after[1] + 1))
+        end = self.ordinal(Position(upto[0], upto[1] + 1))
+        while at < end:
+            i = bisect_right(self._bases, at) - 1
+            base, stop = self._bases[i], min(self._end_of(i), end)
+            yield self._ids[i], at - base, stop - 1 - base
+            at = stop
