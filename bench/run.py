@@ -33,6 +33,7 @@ from bench.scenarios import (
     spark_sink,
     spark_write,
     transactions,
+    turns,
 )
 from bench.scenarios.bench_run import Run
 
@@ -48,6 +49,7 @@ SCENARIOS = {
     "cluster": cluster.measure,
     "scalable": scalable.measure,
     "transactions": transactions.measure,
+    "turns": turns.measure,
     "spark-decode": spark_decode.measure,
     "spark-read": spark_read.measure,
     "spark-sink": spark_sink.measure,
