@@ -231,8 +231,9 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
         return all(self._places[ancestor] is END for ancestor in layout.ancestors(segment_id))
 
     def _check_shared(self, layout: SegmentLayout) -> None:
-        """In a group: what this member was reading must not have been removed unread."""
-        for segment_id in [each for each in self._lanes if each not in layout.all_segments]:
+        """In a group: what this member was reading must not have been removed unread. What was assigned may be younger than the
+        layout that is known here: the leader and the layout come by two ways."""
+        for segment_id in [each for each in self._lanes if each < layout.next_segment_id and each not in layout.all_segments]:
             self._vanished(segment_id)
         for segment_id, epoch in list(self._left_at.items()):
             if epoch <= layout.epoch:
@@ -383,7 +384,10 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
             lane.is_ended = True
             self._finish_if_read(lane)
         elif (
-            self._is_opening and not isinstance(self._start.given, Checkpoint) and not (lane is not None and lane.was_attached)
+            self._is_opening
+            and segment_id < self.layouts.layout.next_segment_id
+            and not isinstance(self._start.given, Checkpoint)
+            and not (lane is not None and lane.was_attached)
         ):
             # Retention was quicker than the first attachment. What there is begins behind it; nobody was told of more.
             if lane is not None:

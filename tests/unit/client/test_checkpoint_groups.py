@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,9 +13,11 @@ import pytest
 import braid
 from braid.client import Client
 from braid.client.checkpoint_consumer import CheckpointConsumer
+from braid.client.checkpoint_starts import CheckpointStart
 from braid.client.checkpoints import END, write_place
 from braid.client.config import ClientConfig
 from braid.client.group_places import CHECKPOINT_SECONDS
+from braid.client.layouts import LayoutSession
 from braid.client.messages import EARLIEST, LATEST, Message, MessageId
 from braid.errors import ConnectionLost, NotAllowed
 from braid.model.names import TopicName
@@ -471,3 +474,55 @@ async def test_a_leader_looks_for_groups_that_have_ended(broker: InProcessBroker
     assert await term.work.subscriptions() == {}
     async with client.checkpoint_consumer(TOPIC, group="g") as member:
         assert len(await drain([member], 20)) == 20
+
+
+@pytest.fixture
+def held_layouts(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """Layouts newer than the first one of each session wait here until somebody calls them."""
+    held: list[Callable[[], None]] = []
+    update = LayoutSession.update
+
+    def hold(session: LayoutSession, body: Any) -> None:
+        if session.incarnation:
+            held.append(lambda: update(session, body))
+        else:
+            update(session, body)
+
+    monkeypatch.setattr(LayoutSession, "update", hold)
+    return held
+
+
+@pytest.mark.req("R468-31")
+async def test_an_assignment_may_come_before_its_layout(
+    broker: InProcessBroker, client: Client, held_layouts: list[Callable[[], None]]
+) -> None:
+    """The member must not take a segment that it does not know yet for one that is gone."""
+    async with client.checkpoint_consumer(TOPIC, group="g", name="a", start=EARLIEST) as member:
+        await (await leader(broker)).split_segment(0)
+        await until(lambda: set(member.segments) >= {2, 3})
+        for tell in held_layouts:
+            tell()
+        await produce(client, 0, 40)
+        assert sorted(await drain([member], 40)) == list(range(40))
+
+
+@pytest.mark.req("R468-31")
+async def test_an_assignment_may_come_before_its_layout_to_one_that_opens(
+    broker: InProcessBroker, client: Client, held_layouts: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same: it told the group that it had read such segments to their ends."""
+    async with client.checkpoint_consumer(TOPIC, group="g", name="a", start=EARLIEST):
+        pass
+    check = CheckpointStart.check
+
+    async def split_meanwhile(start: CheckpointStart) -> None:
+        await check(start)
+        await (await leader(broker)).split_segment(0)
+
+    monkeypatch.setattr(CheckpointStart, "check", split_meanwhile)
+    async with client.checkpoint_consumer(TOPIC, group="g", name="b", start=LATEST):
+        pass
+    monkeypatch.undo()
+    await produce(client, 0, 40)
+    async with client.checkpoint_consumer(TOPIC, group="g", name="c", start=LATEST) as member:
+        assert sorted(await drain([member], 40)) == list(range(40))
