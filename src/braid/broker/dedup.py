@@ -24,6 +24,9 @@ REQUESTED = "braid.requested"
 """Property of the cursor: a producer asked for deduplication, so that it stays whatever the namespace's policy says."""
 PARTIAL = -2
 """In place of a highest sequence id: a chunk that is not the last one of its message."""
+LANE_MARK = "-seg-"
+"""Between a producer's name and the number of a segment in the name of its lane there."""
+MAX_DIGITS = 18
 REPLAY_ENTRIES = 1000
 REPLAY_BYTES = 8 << 20
 
@@ -135,6 +138,22 @@ class MessageDeduplication:
 
     def last_sequence_id(self, name: str) -> int:
         return self._pushed.get(name, -1)
+
+    def elders_of(self, lane: str) -> dict[int, int]:
+        """What the lanes stored, by segment, that a producer had in the segments before this one: those of its name and a lower
+        segment. They were handed on from there, and are final."""
+        producer, mark, text = lane.rpartition(LANE_MARK)
+        if not mark or not text.isascii() or not text.isdecimal() or len(text) > MAX_DIGITS:
+            return {}
+        stored, start, own = self._stored, f"{producer}{mark}", int(text)
+        if own <= len(stored):
+            return {number: stored[name] for number in range(own) if (name := f"{start}{number}") in stored}
+        found: dict[int, int] = {}
+        for name, last in stored.items():
+            rest = name[len(start) :] if name.startswith(start) else ""
+            if rest.isascii() and rest.isdecimal() and len(rest) <= MAX_DIGITS and int(rest) < own:
+                found[int(rest)] = last
+        return found
 
     def _remember(self, name: str, sequence_id: int) -> None:
         """Note the highest stored id; the producer heard from longest ago is forgotten above the limit."""

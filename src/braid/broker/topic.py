@@ -70,7 +70,6 @@ class Topic(TopicProducers):
         "created_ms",
         "deduplicates_all",
         "indexes",
-        "is_segment",
         "last_publish_ms",
         "messages_in",
         "service",
@@ -84,7 +83,6 @@ class Topic(TopicProducers):
         self.budget = service.budget
         self.transactions: MetadataTransactionBuffer
         self.indexes: LogIndexes
-        self.is_segment = name.descriptor is not None
         self.deduplicates_all = False
         """Whether every producer is deduplicated; else only those that ask for it."""
         self.subscriptions: dict[str, Subscription] = {}

@@ -36,6 +36,7 @@ class TopicProducers:
         "config",
         "dedup",
         "is_closing",
+        "is_segment",
         "log",
         "name",
         "producers",
@@ -47,6 +48,7 @@ class TopicProducers:
         self.name = name
         self.config = config
         self.clock = clock
+        self.is_segment = name.descriptor is not None
         self.log: ManagedLedger
         self.dedup: MessageDeduplication | None = None
         self.tasks = Tasks(f"topic {name}")
@@ -135,7 +137,14 @@ class TopicProducers:
             schema_version=info.schema_version,
             topic_epoch=producer.admission.topic_epoch,
             producer_ready=producer.admission.is_ready,
+            elders=self._elders_of(producer),
         )
+
+    def _elders_of(self, producer: Producer) -> dict[int, int]:
+        """What lanes of the producer's name stored in the segments that this one came from; others' clients do not ask."""
+        if self.dedup is None or not (self.is_segment and producer.link.is_braid and producer.is_judged):
+            return {}
+        return self.dedup.elders_of(producer.info.name)
 
     def refuse_waiter(self, producer: Producer, failure: BraidError) -> None:
         producer.is_closed = True

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from braid.client.attachment import Attachment
 from braid.client.blocks import Block, BlockDraft, BlockSending
+from braid.client.lane_elders import Elders, routing_key
 from braid.client.messages import MessageId
 from braid.client.producer_drafts import Draft, ProducerOptions, Sent, UnansweredEntry, Window, fail, make_entry
 from braid.errors import BraidError, DeadlineExceeded, NotAllowed, TooLarge
@@ -37,11 +38,15 @@ class LaneMessages(Attachment):
         self.name = name
         self.last_sequence_id = -1
         """Of the newest message put into an entry or batch; restored from the broker when it deduplicates."""
+        self.elders: Elders | None = None
+        """What the name stored in earlier segments; None as long as nobody asked for it, or if that is nothing."""
         self.is_held = True
         self.unanswered: deque[UnansweredEntry] = deque()
         self._options = options
         self._window = window
         self._partition, self._segment_id = place
+        self._restored_id = -1
+        """Messages up to this number were sent under the name before this lane was made."""
         self._loop = asyncio.get_running_loop()
         self._max_size = DEFAULT_MAX_MESSAGE_SIZE
         self._schema_version = b""
@@ -84,7 +89,7 @@ class LaneMessages(Attachment):
             size += sum(len(name) + len(value) for name, value in properties.items())
         if size > self._max_size and self._options.compression is CompressionType.NONE:
             raise TooLarge(f"A message of {size} bytes is above the broker's limit of {self._max_size} bytes.")
-        if sequence_id is not None and sequence_id <= self.last_sequence_id:
+        if sequence_id is not None and sequence_id <= self.last_sequence_id and sequence_id > self._sent_before:
             raise NotAllowed(f"Sequence id {sequence_id} is not above the last one, {self.last_sequence_id}.")
         done: Sent = self._loop.create_future()
         draft = Draft(payload, key, properties, event_ms, sequence_id, size, deadline, done, txn)
@@ -124,6 +129,16 @@ class LaneMessages(Attachment):
             for draft in drafts:
                 self._put_any(draft, is_moved=True)
 
+    @property
+    def highest_id(self) -> int:
+        """Of the messages of this name that came here, those included that earlier segments stored."""
+        return max(self.last_sequence_id, self._sent_before)
+
+    @property
+    def _sent_before(self) -> int:
+        """Messages up to this number may have been stored by an earlier process."""
+        return self._restored_id if self.elders is None else max(self._restored_id, self.elders.highest)
+
     def waiting(self) -> Iterator[Draft]:
         """Every message that is not answered, in order."""
         for entry in self.unanswered:
@@ -139,6 +154,9 @@ class LaneMessages(Attachment):
         self.is_held = False
         older, self._older = self._older, deque()
         newer, self._newer = self._newer, deque()
+        if all(draft.wanted_id is not None for draft in older):
+            # Of several lanes: in the order in which they were sent, or one would need a number that is not its own.
+            older = deque(sorted(older, key=lambda draft: draft.wanted_id or 0))
         for draft in older:
             self._put_any(draft, is_moved=True)
         for draft in newer:
@@ -178,6 +196,8 @@ class LaneMessages(Attachment):
         for entry in self.unanswered:
             for draft in entry.drafts:
                 draft.deadline = entry.deadline
+                if draft.wanted_id is not None and draft.wanted_id <= self._restored_id:
+                    draft.sequence_id = -1  # perhaps stored by an earlier process: the next lane judges anew
             drafts += entry.drafts
         drafts += self._older
         drafts += self._newer
@@ -188,8 +208,10 @@ class LaneMessages(Attachment):
 
     def settle(self, last_sequence_id: int) -> None:
         """Everything up to this number was stored before the segment was sealed, though nobody answered; where is not known."""
-        while self.unanswered and self.unanswered[0].sequence_id <= last_sequence_id:
-            self._answered(self.unanswered.popleft(), -1, -1)
+        stored = [each for each in self.unanswered if each.sequence_id <= last_sequence_id]
+        self.unanswered = deque(each for each in self.unanswered if each.sequence_id > last_sequence_id)
+        for each in stored:
+            self._answered(each, -1, -1)
 
     def drop_transactional(self, error: BraidError) -> None:
         """Fail the unanswered messages of transactions that may be stored already: sent again they could be stored twice."""
@@ -246,7 +268,9 @@ class LaneMessages(Attachment):
     def _put(self, draft: Draft, is_moved: bool = False) -> None:
         """Number a message and put it into the batch, or into an entry of its own."""
         sequence_id = self.last_sequence_id + 1
-        if draft.wanted_id is not None and draft.wanted_id != sequence_id:
+        if draft.wanted_id is not None:
+            if draft.wanted_id <= self._sent_before and draft.sequence_id < 0 and self._is_seen_to(draft, draft.wanted_id):
+                return
             if draft.wanted_id > self.last_sequence_id:
                 sequence_id = draft.wanted_id
             elif not is_moved:  # what comes from another lane keeps its order, which counts, and takes the next number
@@ -272,6 +296,26 @@ class LaneMessages(Attachment):
             self._batch_timer = (
                 self.clock.call_later(delay, self.seal_batch) if delay else self._loop.call_soon(self.seal_batch)
             )
+
+    def _is_seen_to(self, draft: Draft, number: int) -> bool:
+        """Deal with a message that may have been stored under this name before: whether nothing is left to do. What an earlier
+        segment stored is answered; of this one the broker judges, so it is sent alone, for an entry is judged as a whole."""
+        try:
+            is_stored = self.elders is not None and self.elders.have(routing_key(draft.key, number) or "", number)
+        except NotAllowed as error:
+            self._fail([draft], error)
+            return True
+        if is_stored:
+            if not draft.done.done():
+                draft.done.set_result(MessageId(-1, -1, self._partition, -1, 0, self._segment_id))
+            self._window.give(1, draft.size)
+        elif number <= self._restored_id:
+            self.seal_batch()
+            draft.sequence_id = number
+            self._seal([draft], draft.size, is_batch=False)
+        else:
+            return False
+        return True
 
     def _seal(self, drafts: list[Draft], size: int, *, is_batch: bool) -> None:
         entry = make_entry(

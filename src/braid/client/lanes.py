@@ -90,6 +90,10 @@ class TopicProducer(LaneMessages):
         self.is_patient = False
         """Whether a name that is taken is asked for again; else the first refusal is final."""
         self.has_attached = False
+        self.is_uninformed = False
+        """Whether it waits to hear which keys those segments had."""
+        self.elder_numbers: dict[int, int] = {}
+        """What the name stored last in the segments that this one came from, as its broker said."""
         self._doubtful = -1
         """Messages up to this number may be stored though nobody answered: their connection ended."""
         self._owner = owner
@@ -184,7 +188,9 @@ class TopicProducer(LaneMessages):
         if self._options.codec.schema is not None:
             self._schema_version = body.schema_version
         if not self.has_attached and body.HasField("last_sequence_id"):
-            self.last_sequence_id = max(self.last_sequence_id, signed64(body.last_sequence_id))
+            self._restored_id = signed64(body.last_sequence_id)
+            self.last_sequence_id = max(self.last_sequence_id, self._restored_id)
+            self.elder_numbers = {each.segment_id: each.last_sequence_id for each in body.elders}
 
     def begin(self, connection: Connection) -> None:
         self.is_outdated = False

@@ -59,8 +59,9 @@ class Producer:
 
     @property
     def last_sequence_id(self) -> int:
-        """The highest sequence id of a message sent; every partition or segment counts for itself."""
-        return max((lane.last_sequence_id for lane in self._lanes.lanes.values()), default=-1)
+        """The highest sequence id of a message sent, with deduplication also of earlier processes of this name; every partition
+        or segment counts for itself, and one of a scalable topic is looked at when the first message goes there."""
+        return max((lane.highest_id for lane in self._lanes.lanes.values()), default=-1)
 
     @property
     def is_connected(self) -> bool:
@@ -153,7 +154,7 @@ class Producer:
             check_fields(key, properties, sequence_id)
         window, lanes = self._window, self._lanes
         deadline = 0.0
-        lane = lanes.only or lanes.route(key)
+        lane = lanes.only or lanes.route(key, sequence_id)
         connection = lane.connection
         if (
             window.messages >= window.max_messages
@@ -163,7 +164,7 @@ class Producer:
         ):
             deadline = self._clock.monotonic() + self._client.config.send_timeout
             await self._wait_for_room(deadline)
-            lane = lanes.only or lanes.route(key)
+            lane = lanes.only or lanes.route(key, sequence_id)
         event_ms = 0 if event_time is None else milliseconds(event_time)
         return await lane.send(payload, key, properties, event_ms, sequence_id, deadline, txn)
 
@@ -206,7 +207,7 @@ class Producer:
         if key is not None or properties or sequence_id is not None:
             check_fields(key, properties, sequence_id)
         window, lanes = self._window, self._lanes
-        lane = lanes.only or lanes.route(key)
+        lane = lanes.only or lanes.route(key, sequence_id)
         if window.messages >= window.max_messages or window.size >= window.max_size:
             raise Overloaded(
                 f"The producer for {self.topic} has {window.messages} unacknowledged messages, {window.size} bytes, its limit; "

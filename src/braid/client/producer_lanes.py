@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from braid.client.blocks import NO_KEY, Block, BlockDraft, BlockSending, check_largest, places
 from braid.client.connection import Connection
+from braid.client.lane_elders import ElderRanges, routing_key
 from braid.client.lanes import TopicProducer
 from braid.client.layouts import LayoutSession
 from braid.client.producer_drafts import Draft, ProducerOptions, Window
@@ -67,6 +68,7 @@ class LaneSet:
         """Lanes of sealed segments whose messages are not re-routed yet, older ones first."""
         self._inquiries: dict[TopicProducer, TopicProducer] = {}
         """Of frozen lanes: their old name on a child, which tells how much of them was stored."""
+        self._ranges = ElderRanges(client, topic)
         self._leaving: dict[TopicProducer, None] = {}
         self._by_key: dict[str, TopicProducer] = {}
         self._turn = 0
@@ -75,10 +77,11 @@ class LaneSet:
 
     # Choosing.
 
-    def route(self, key: str | None) -> TopicProducer:
-        """The lane of a new message with this key; without one the lanes take turns. Raises why no more are taken."""
+    def route(self, key: str | None, sequence_id: int | None = None) -> TopicProducer:
+        """The lane of a new message with this key, or else of the number that it was given; without one the lanes take turns.
+        Raises why no more are taken."""
         layout = self._usable_layout()
-        lane = self._route(layout, key)
+        lane = self._route(layout, key if key is not None or sequence_id is None else str(sequence_id))
         if len(layout.active_in_order) == 1:
             self.only = lane
         return lane
@@ -235,6 +238,8 @@ class LaneSet:
                     frozen.settle(lane.last_sequence_id)
                 self._move(frozen)
                 return
+        if lane.elder_numbers:
+            self._meet_elders(lane)
         self._try_release(lane)
 
     def lane_sealed(self, lane: TopicProducer) -> None:
@@ -331,8 +336,24 @@ class LaneSet:
         is_single = layout is not None and len(layout.active_segments) == 1 and not self._is_closing
         self.only = next(iter(self.lanes.values()), None) if is_single else None
 
+    def _meet_elders(self, lane: TopicProducer) -> None:
+        """Find out which keys the segments had of which the lane's broker told numbers."""
+        layout, session = self._layout, self._session
+        if layout is None or session is None or layout.routing is Routing.MOD_N:
+            return
+        lane.elders = self._ranges.elders(layout, lane.elder_numbers)
+        if lane.elders.has_lost:
+            lane.is_uninformed = True
+            self._tasks.spawn(self._ask_for_removed(lane, layout, session), f"removed segments of {self.topic}")
+
+    async def _ask_for_removed(self, lane: TopicProducer, layout: SegmentLayout, session: LayoutSession) -> None:
+        await self._ranges.ask(session)
+        lane.elders = self._ranges.elders(layout, lane.elder_numbers)
+        lane.is_uninformed = False
+        self._try_release(lane)
+
     def _try_release(self, lane: TopicProducer) -> None:
-        if lane.has_attached and not lane.blockers and not lane.is_frozen:
+        if lane.has_attached and not (lane.blockers or lane.is_frozen or lane.is_uninformed):
             lane.release()
 
     def _try_settle(self, lane: TopicProducer) -> None:
@@ -390,14 +411,14 @@ class LaneSet:
                 self._try_release(each)
 
     def _next_of(self, draft: Draft, between: list[TopicProducer], children: list[TopicProducer]) -> TopicProducer:
-        layout = self._layout
-        if (draft.key is not None or not children) and layout is not None:
-            if between and draft.key is not None:
-                hash16 = ring_hash(layout.routing, draft.key)
+        layout, key = self._layout, routing_key(draft.key, draft.wanted_id)
+        if (key is not None or not children) and layout is not None:
+            if between and key is not None:
+                hash16 = ring_hash(layout.routing, key)
                 for each in between:  # older ones first
                     if each.segment is None or each.segment.hash_range.covers(hash16):
                         return each
-            return self._route(layout, draft.key)
+            return self._route(layout, key)
         self._turn += 1
         return children[self._turn % len(children)]
 

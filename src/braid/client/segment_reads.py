@@ -30,6 +30,7 @@ from braid.errors import (
     Unavailable,
     from_code,
 )
+from braid.model.hashranges import HashRange
 from braid.model.layout import SegmentLayout
 from braid.model.names import Domain, TopicName
 from braid.model.segments import SegmentEnd, physical_name
@@ -200,7 +201,15 @@ class SegmentReads:
         body = await self._retry(ask, f"the ends of removed segments of {full}")
         return Pruned(
             body.incarnation,
-            {each.segment_id: SegmentEnd(each.end_index, each.ledger_id, each.entry_id) for each in body.pruned},
+            {
+                each.segment_id: SegmentEnd(
+                    each.end_index,
+                    each.ledger_id,
+                    each.entry_id,
+                    HashRange(each.hash_start, each.hash_end) if each.HasField("hash_end") else None,
+                )
+                for each in body.pruned
+            },
         )
 
     # Reading.

@@ -21,12 +21,14 @@ class SegmentState(StrEnum):
     SEALED = "SEALED"
 
 
-class SegmentEnd(msgspec.Struct, frozen=True, rename="camel"):
+class SegmentEnd(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """Where a sealed segment ends, for ever: one above the index of its last message, and the position of its last entry."""
 
     index: int
     ledger_id: int
     entry_id: int
+    hash_range: HashRange | None = None
+    """Which keys it had, where that is remembered of a removed one."""
 
 
 class SegmentInfo(msgspec.Struct, frozen=True, kw_only=True):

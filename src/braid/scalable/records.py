@@ -115,12 +115,16 @@ class ScalableTopicMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="c
         )
 
     def without(self, doomed: Iterable[int], ends: Mapping[int, SegmentEnd]) -> ScalableTopicMetadata:
-        """The same record without these sealed segments; their ends are remembered as far as they are known."""
-        gone = set(doomed)
-        known = self.pruned_ends | {number: end for number, end in ends.items() if number in gone}
+        """The same record without these sealed segments; their ends are remembered as far as they are known, and their keys."""
+        gone, layout = set(doomed), self.layout
+        known = self.pruned_ends | {
+            number: msgspec.structs.replace(end, hash_range=layout.segment(number).hash_range)
+            for number, end in ends.items()
+            if number in gone
+        }
         newest = sorted(known)[-MAX_PRUNED_ENDS:]
         return msgspec.structs.replace(
-            self.with_layout(self.layout.prune(gone)), pruned_ends={number: known[number] for number in newest}
+            self.with_layout(layout.prune(gone)), pruned_ends={number: known[number] for number in newest}
         )
 
     @property

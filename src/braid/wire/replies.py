@@ -5,7 +5,7 @@ Receipts and messages, which are written per entry, are in `encode`. Ids may be 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from braid.wire.commands import encode, enum_value, unsigned64
 from braid.wire.messages import (
@@ -134,8 +134,10 @@ def producer_success(
     schema_version: bytes | None = None,
     topic_epoch: int | None = None,
     producer_ready: bool = True,
+    elders: Mapping[int, int] | None = None,
 ) -> bytes:
-    """PRODUCER_SUCCESS; `producer_ready=False` tells a producer that waits for exclusive access to keep waiting."""
+    """PRODUCER_SUCCESS; `producer_ready=False` tells a producer that waits for exclusive access to keep waiting. Only Braid's
+    clients know of `elders`: what their lanes stored in earlier segments."""
     body = CommandProducerSuccess(
         request_id=unsigned64(request_id),
         producer_name=producer_name,
@@ -144,6 +146,8 @@ def producer_success(
         topic_epoch=topic_epoch,
         producer_ready=producer_ready,
     )
+    for segment_id, last in (elders or {}).items():
+        body.elders.add(segment_id=segment_id, last_sequence_id=last)
     return encode(CommandType.PRODUCER_SUCCESS, body)
 
 

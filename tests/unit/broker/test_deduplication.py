@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from braid.broker.dedup import CURSOR_NAME
+from braid.broker.dedup import CURSOR_NAME, MessageDeduplication
 from braid.managedledger.config import ManagedLedgerConfig
 from braid.model.positions import Position
 from braid.testing.raw_client import RawClient, entry, payload_of, position_of
@@ -250,3 +250,21 @@ async def test_the_internal_cursor_is_no_subscription(broker: Any, client: RawCl
     await client.producer(TOPIC)
     assert CURSOR_NAME in broker.topic(TOPIC).log.cursors
     assert CURSOR_NAME not in broker.topic(TOPIC).subscriptions
+
+
+def test_lanes_of_earlier_segments_are_found_by_name() -> None:
+    def known(*names: str) -> MessageDeduplication:
+        made = MessageDeduplication(cast("Any", None), cast("Any", None), snapshot_entries=10, max_producers=100)
+        for number, name in enumerate(names):
+            made._remember(name, number)
+        return made
+
+    few = known("p-seg-0", "p-seg-3", "q-seg-1", "p-seg-9", "p-seg-x", "p-seg-", "p-seg-²", "p")
+    many = known("p-seg-0", "p-seg-3", "q-seg-1", "p-seg-9", "p-seg-x", "p-seg-", "p-seg-²", "p", *map(str, range(20)))
+    for dedup in (few, many):
+        assert dedup.elders_of("p-seg-5") == {0: 0, 3: 1}
+        assert dedup.elders_of("p-seg-9") == {0: 0, 3: 1}
+        assert dedup.elders_of("p-seg-10") == {0: 0, 3: 1, 9: 3}
+        assert dedup.elders_of("q-seg-2") == {1: 2}
+        for name in ("p", "p-seg-", "p-seg-x", "p-seg-²", "p-seg-" + "9" * 100, "p-seg-0", ""):
+            assert dedup.elders_of(name) == {}

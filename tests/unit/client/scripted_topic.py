@@ -192,7 +192,12 @@ class Script(asyncio.Protocol):
         if topic.ignores_producers:
             return
         last = segment.last.get(name, -1) if is_judged else -1
-        self.transport.write(replies.producer_success(body.request_id, name, last, b""))
+        base = name.rpartition("-seg-")[0]
+        elders = {
+            number: segment.last[lane] for number in range(segment_id) if (lane := f"{base}-seg-{number}") in segment.last
+        }
+        success = replies.producer_success(body.request_id, name, last, b"", elders=elders if is_judged else None)
+        self.transport.write(success)
 
 
 class ScriptedTopic:

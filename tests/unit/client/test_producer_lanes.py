@@ -602,6 +602,63 @@ async def test_explicit_sequence_ids_grow_per_lane_and_survive_a_split(client: C
     assert (await refused).segment_id == 1
 
 
+async def test_explicit_sequence_ids_survive_a_merge(client: Client, topic: ScriptedTopic) -> None:
+    """Those of two lanes are sent in the order of their numbers; in any other, one would get a number that is not its own, and
+    the application's next message would be refused, or taken for a duplicate by a later process."""
+    producer = await client.producer(TOPIC, name="p", batching=False, deduplication=True)
+    await producer.send(b"x", key="a", sequence_id=0)
+    topic.split(0)
+    topic.show()
+    await producer.send(b"x", key="a", sequence_id=1)
+    await producer.send(b"x", key="b", sequence_id=2)
+    assert topic.attached() == ["p-seg-1", "p-seg-2"]
+    topic.is_paused = True
+    futures = [producer.send_nowait(b"%d" % number, key="ab"[number % 2], sequence_id=number) for number in range(3, 9)]
+    await until(lambda: len(topic.sent) == 6)
+    topic.merge(1, 2)
+    topic.is_paused = False
+    topic.show()
+    await asyncio.gather(*futures)
+    assert topic.segments[3].last["p-seg-3"] == 8
+    assert [producer.last_sequence_id, (await producer.send(b"9", key="a", sequence_id=9)).segment_id] == [8, 3]
+
+
+async def test_a_duplicate_behind_a_new_message_when_the_segment_is_sealed(client: Client, topic: ScriptedTopic) -> None:
+    topic.segments[0].last["p-seg-0"] = 7
+    producer = await client.producer(TOPIC, name="p", deduplication=True)
+    assert (await producer.send(b"7", key="a", sequence_id=7)).ledger_id == -1
+    assert producer.last_sequence_id == 7
+    topic.is_paused = True
+    new = producer.send_nowait(b"8", key="a", sequence_id=8)
+    await until(lambda: len(topic.sent) == 1)
+    old = producer.send_nowait(b"6", key="a", sequence_id=6)
+    await until(lambda: len(topic.sent) == 2)
+    topic.split(0)
+    topic.is_paused = False
+    topic.show()
+    assert (await old).ledger_id == -1
+    assert (await new).ledger_id > 0
+    assert topic.by_key() == {"a": [b"8"]}
+
+
+@pytest.mark.parametrize("deduplication", [True, False])
+async def test_a_duplicate_that_a_sealed_segment_refused(client: Client, topic: ScriptedTopic, deduplication: bool) -> None:
+    """Whoever asked for deduplication: the next lane judges what this one could not."""
+    topic.deduplicates_all = True
+    topic.ends_by_error = True
+    topic.segments[0].last["p-seg-0"] = 7
+    producer = await client.producer(TOPIC, name="p", deduplication=deduplication, batching=False)
+    topic.is_paused = True
+    sent = [producer.send_nowait(b"%d" % number, key="a", sequence_id=number) for number in range(5, 10)]
+    await until(lambda: len(topic.sent) == 5)
+    topic.split(0)
+    topic.is_paused = False
+    topic.pump()
+    topic.show()
+    assert [where.ledger_id > 0 for where in await asyncio.gather(*sent)] == [False] * 3 + [True] * 2
+    assert topic.by_key() == {"a": [b"8", b"9"]}
+
+
 async def test_an_id_that_turns_out_to_be_too_low_is_refused_by_its_future(client: Client, topic: ScriptedTopic) -> None:
     producer = await client.producer(TOPIC, name="p")
     first = producer.send_nowait(b"x", key="a", sequence_id=7)

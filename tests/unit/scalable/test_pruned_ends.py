@@ -6,10 +6,13 @@ import msgspec
 import pytest
 from tests.unit.scalable.fakes import TOPIC, World, merge, prune, simulate, split, topic_with
 
+from braid.model.hashranges import MAX_HASH, HashRange
 from braid.model.layout import SegmentLayout
 from braid.model.segments import SegmentEnd, physical_name
 from braid.scalable import records
 from braid.scalable.records import ScalableTopicMetadata
+
+FULL_RANGE = HashRange(0, MAX_HASH)
 
 
 def record_of(layout: SegmentLayout) -> ScalableTopicMetadata:
@@ -23,11 +26,13 @@ def test_ends_outlive_json_and_records_without_them_are_read() -> None:
     read = msgspec.json.decode(written, type=ScalableTopicMetadata)
     assert (read, read.pruned_ends) == (old, {})
     pruned = read.without([0], {0: SegmentEnd(7, 3, 6), 1: SegmentEnd(9, 9, 9)})
-    assert pruned.pruned_ends == {0: SegmentEnd(7, 3, 6)}  # not of what stays
+    assert pruned.pruned_ends == {0: SegmentEnd(7, 3, 6, FULL_RANGE)}  # not of what stays
     assert pruned.layout == read.layout.prune([0])
     written = msgspec.json.encode(pruned)
-    assert b'"prunedEnds":{"0":{"index":7,"ledgerId":3,"entryId":6}}' in written
+    assert b'"prunedEnds":{"0":{"index":7,"ledgerId":3,"entryId":6,"hashRange":[0,65535]}}' in written
     assert msgspec.json.decode(written, type=ScalableTopicMetadata) == pruned
+    earlier = msgspec.json.decode(written.replace(b',"hashRange":[0,65535]', b""), type=ScalableTopicMetadata)
+    assert earlier.pruned_ends == {0: SegmentEnd(7, 3, 6)}  # of a version that did not note which keys it had
 
 
 def test_only_the_newest_ends_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +55,8 @@ def test_a_prune_notes_where_its_segments_ended() -> None:
         assert await prune(broker) == [0]
         metadata = await world.metadata()
         assert metadata is not None
-        assert metadata.pruned_ends == {0: SegmentEnd(7, 1, 6)}
+        lower, upper = SegmentLayout.initial(2, 0).active_in_order
+        assert metadata.pruned_ends == {0: SegmentEnd(7, 1, 6, lower.hash_range)}
         world.segments.named(TOPIC, metadata.layout, 1).messages = 5
         await merge(broker, 1, 3)
         lost = str(physical_name(TOPIC, metadata.layout.segment(3)))
@@ -58,7 +64,7 @@ def test_a_prune_notes_where_its_segments_ended() -> None:
         assert await prune(broker) == [1, 3]
         metadata = await world.metadata()
         assert metadata is not None
-        assert metadata.pruned_ends == {0: SegmentEnd(7, 1, 6), 1: SegmentEnd(5, 1, 4)}
+        assert metadata.pruned_ends == {0: SegmentEnd(7, 1, 6, lower.hash_range), 1: SegmentEnd(5, 1, 4, upper.hash_range)}
         await split(broker, 4)  # other changes of the record keep them
         metadata = await world.metadata()
         assert metadata is not None
@@ -84,6 +90,6 @@ def test_the_ends_are_in_the_record_before_a_topic_is_deleted() -> None:
 
         world.segments.before = before
         assert await prune(broker) == [0]
-        assert seen == [({1, 2}, {0: SegmentEnd(7, 1, 6)})]
+        assert seen == [({1, 2}, {0: SegmentEnd(7, 1, 6, FULL_RANGE)})]
 
     simulate(main)

@@ -52,6 +52,7 @@ BRAID_COMMANDS = (
     *("DescribeSegments", "FindIndex", "FetchEntries", "MoveCursor", "ReportPlaces"),
 )
 BRAID_MESSAGES = {f"Command{name}{end}" for name in BRAID_COMMANDS for end in ("", "Response")} | {
+    "ElderLane",
     "PrunedSegment",
     "ReportedPlace",
     "SegmentIndexes",
@@ -63,7 +64,7 @@ def test_schema_is_complete() -> None:
     file = schema.DESCRIPTOR
     fields = [field for message in file.message_types_by_name.values() for field in message.fields]
     braid_only = [field.full_name for field in fields if field.number >= 1000]
-    assert len(file.message_types_by_name) == 116
+    assert len(file.message_types_by_name) == 117
     assert len(set(file.message_types_by_name) - BRAID_MESSAGES) == 93
     known = [message for name, message in file.message_types_by_name.items() if name not in BRAID_MESSAGES]
     assert len([field for message in known for field in message.fields if field.number < 1000]) == 510
@@ -72,6 +73,7 @@ def test_schema_is_complete() -> None:
         "BrokerEntryMetadata.txn_most_bits",
         "CommandCloseProducer.is_settled",
         "CommandNewTxn.is_decider",
+        "CommandProducerSuccess.elders",
         "CommandScalableTopicSubscribe.hands_over",
         "CommandScalableTopicSubscribe.initial_position",
         "CommandScalableTopicSubscribe.is_leaving",

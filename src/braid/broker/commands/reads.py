@@ -60,7 +60,9 @@ async def _tell_pruned(connection: BrokerConnection, topic: TopicName, reply: me
     if record is not None:
         reply.incarnation = record.incarnation
         for number, end in record.pruned_ends.items():
-            reply.pruned.add(segment_id=number, end_index=end.index, ledger_id=end.ledger_id, entry_id=end.entry_id)
+            shown = reply.pruned.add(segment_id=number, end_index=end.index, ledger_id=end.ledger_id, entry_id=end.entry_id)
+            if end.hash_range is not None:
+                shown.hash_start, shown.hash_end = end.hash_range
 
 
 async def find_index(connection: BrokerConnection, body: messages.CommandFindIndex) -> None:

@@ -608,20 +608,30 @@ class CommandProducer(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., producer_id: _Optional[int] = ..., request_id: _Optional[int] = ..., producer_name: _Optional[str] = ..., encrypted: _Optional[bool] = ..., metadata: _Optional[_Iterable[_Union[KeyValue, _Mapping]]] = ..., schema: _Optional[_Union[Schema, _Mapping]] = ..., epoch: _Optional[int] = ..., user_provided_producer_name: _Optional[bool] = ..., producer_access_mode: _Optional[_Union[ProducerAccessMode, str]] = ..., topic_epoch: _Optional[int] = ..., txn_enabled: _Optional[bool] = ..., initial_subscription_name: _Optional[str] = ...) -> None: ...
 
 class CommandProducerSuccess(_message.Message):
-    __slots__ = ("request_id", "producer_name", "last_sequence_id", "schema_version", "topic_epoch", "producer_ready")
+    __slots__ = ("request_id", "producer_name", "last_sequence_id", "schema_version", "topic_epoch", "producer_ready", "elders")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_NAME_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     TOPIC_EPOCH_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_READY_FIELD_NUMBER: _ClassVar[int]
+    ELDERS_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     producer_name: str
     last_sequence_id: int
     schema_version: bytes
     topic_epoch: int
     producer_ready: bool
-    def __init__(self, request_id: _Optional[int] = ..., producer_name: _Optional[str] = ..., last_sequence_id: _Optional[int] = ..., schema_version: _Optional[bytes] = ..., topic_epoch: _Optional[int] = ..., producer_ready: _Optional[bool] = ...) -> None: ...
+    elders: _containers.RepeatedCompositeFieldContainer[ElderLane]
+    def __init__(self, request_id: _Optional[int] = ..., producer_name: _Optional[str] = ..., last_sequence_id: _Optional[int] = ..., schema_version: _Optional[bytes] = ..., topic_epoch: _Optional[int] = ..., producer_ready: _Optional[bool] = ..., elders: _Optional[_Iterable[_Union[ElderLane, _Mapping]]] = ...) -> None: ...
+
+class ElderLane(_message.Message):
+    __slots__ = ("segment_id", "last_sequence_id")
+    SEGMENT_ID_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    segment_id: int
+    last_sequence_id: int
+    def __init__(self, segment_id: _Optional[int] = ..., last_sequence_id: _Optional[int] = ...) -> None: ...
 
 class CommandSend(_message.Message):
     __slots__ = ("producer_id", "sequence_id", "num_messages", "txnid_least_bits", "txnid_most_bits", "highest_sequence_id", "is_chunk", "marker", "message_id")
@@ -1670,16 +1680,20 @@ class CommandDescribeSegments(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., topics: _Optional[_Iterable[str]] = ..., pruned_of: _Optional[str] = ...) -> None: ...
 
 class PrunedSegment(_message.Message):
-    __slots__ = ("segment_id", "end_index", "ledger_id", "entry_id")
+    __slots__ = ("segment_id", "end_index", "ledger_id", "entry_id", "hash_start", "hash_end")
     SEGMENT_ID_FIELD_NUMBER: _ClassVar[int]
     END_INDEX_FIELD_NUMBER: _ClassVar[int]
     LEDGER_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRY_ID_FIELD_NUMBER: _ClassVar[int]
+    HASH_START_FIELD_NUMBER: _ClassVar[int]
+    HASH_END_FIELD_NUMBER: _ClassVar[int]
     segment_id: int
     end_index: int
     ledger_id: int
     entry_id: int
-    def __init__(self, segment_id: _Optional[int] = ..., end_index: _Optional[int] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ...) -> None: ...
+    hash_start: int
+    hash_end: int
+    def __init__(self, segment_id: _Optional[int] = ..., end_index: _Optional[int] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ..., hash_start: _Optional[int] = ..., hash_end: _Optional[int] = ...) -> None: ...
 
 class SegmentIndexes(_message.Message):
     __slots__ = ("topic", "error", "message", "incarnation", "low_index", "stable_index", "end_index", "is_sealed", "stored_bytes")
