@@ -175,8 +175,13 @@ class SubscriptionPlans:
         self._check_leading()
         try:
             await self._store.put(self._key(name), msgspec.json.encode(record), expected=ABSENT)
-        except (VersionConflict, OutcomeUnknown):
+        except VersionConflict:
             return await self._need(name)
+        except OutcomeUnknown:
+            found = await self._find(name)
+            if found is None:
+                raise  # it may still come; then it is finished by whoever looks after the topic
+            return found
         return record
 
     async def _begin(self, name: str, kind: SubscriptionOperation, timestamp_ms: int = 0) -> None:

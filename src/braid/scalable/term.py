@@ -239,8 +239,7 @@ class Term:
         """Repair what nobody asked for."""
 
         async def body() -> list[int]:
-            await self.work.refresh()
-            if self.work.pending is not None:  # and nobody has the turn to finish it: it was written late or by force
+            if await self._is_left_over():
                 await self._settle()
             return [] if self.is_over else await plans_upkeep.look_after(self.work, self._notify)
 
@@ -428,6 +427,13 @@ class Term:
         await self._plans.roll_forward()
         if self.is_ready:
             await self._coordinate_all()
+
+    async def _is_left_over(self) -> bool:
+        """Whether a record shows an operation while nobody has the turn to finish one: it was written late, or by force."""
+        await self.work.refresh()
+        if self.work.pending is not None:
+            return True
+        return any(record.pending is not None for record in (await self.work.subscriptions()).values())
 
     async def _roll_delete(self) -> None:
         async with step("delete:close-coordinators"):

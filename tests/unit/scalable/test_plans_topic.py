@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,7 +15,11 @@ from braid.scalable.records import (
     PendingOperation,
     ScalableTopicMetadata,
     SegmentRecord,
+    SubscriptionChange,
+    SubscriptionMetadata,
     controller_path,
+    decode,
+    subscription_path,
     topic_path,
 )
 from braid.scalable.service import ScalableTopicService
@@ -386,6 +391,41 @@ def test_a_deletion_that_comes_into_the_record_late_is_done() -> None:
         await world.store.put(topic_path(TOPIC), msgspec.json.encode(late))
         await world.until(lambda: _is_gone(world))
         assert not world.segments.topics
+
+    simulate(main)
+
+
+@pytest.mark.inv("INV6", "INV14")
+@pytest.mark.parametrize("kind", ["create", "delete", "seek"])
+def test_an_operation_on_a_subscription_that_comes_into_its_record_late_is_done(kind: Any) -> None:
+    """W6, seed 1616539545: the store did not know whether it had taken the record, and took it seconds later."""
+
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 2)
+        metadata = await world.until_settled()
+        if kind != "create":
+            controller = await broker.lead()
+            await broker.do(lambda _service: controller.create_subscription("s"))
+        change = SubscriptionChange(kind=kind, operation_id="late", timestamp_ms=0, started_ms=1)
+        late = SubscriptionMetadata(
+            type="STREAM",
+            initial="earliest",
+            created_at_epoch=0,
+            created_ms=1,
+            pending=change,
+            leader_epoch=metadata.leader_epoch,
+            incarnation=metadata.incarnation,
+        )
+        key = subscription_path(TOPIC, "s")
+        await world.store.put(key, msgspec.json.encode(late))
+
+        async def is_done() -> bool:
+            found = await world.store.get(key, fresh=True)
+            return found is None or decode(SubscriptionMetadata, key, found.value).pending is None
+
+        await world.until(is_done, patience=100.0)
+        assert (await world.store.get(key, fresh=True) is None) == (kind == "delete")
+        assert all(("s" in each.cursors) == (kind != "delete") for each in world.segments.topics.values())
 
     simulate(main)
 
