@@ -38,9 +38,12 @@ async def remove_log(
         if found is None:
             raise TopicNotFound(f"The log {key} does not exist.")
         record = decode_record(LogRecord, key, found.value)
-        if properties is not None and not record.is_deleted and not properties.items() <= record.properties.items():
+        if record.is_deleted:  # with the mark that is there: another one would make whoever finishes it leave that to us
+            await finish_removal(metadata, resolver, key, record, found.version)
+            return
+        if properties is not None and not properties.items() <= record.properties.items():
             raise TopicNotFound(f"The log {key} that was to be removed is gone; another one has its name.")
-        if owner_token is not None and not record.is_deleted and record.owner_token != owner_token:
+        if owner_token is not None and record.owner_token != owner_token:
             raise LedgerFenced(f"The log {key} was taken over by another owner and is not removed.")
         marked = msgspec.structs.replace(
             record, owner_epoch=record.owner_epoch + 1, owner_token=f"delete-{found.version}", is_deleted=True

@@ -95,3 +95,22 @@ async def test_a_cursor_that_its_former_owner_writes_once_more_goes_as_well(worl
     await removal
     assert await handle.get(key) is None and await handle.get(log_key(kit.NAME)) is None
     assert [each async for each in world.ledgers.ledgers()] == []
+
+
+async def test_a_removal_is_finished_although_another_one_was_begun_and_given_up(world: Any, kit: Any) -> None:
+    """W13, seed 6: two leaders removed a segment, the second one's broker stopped, and the first left the rest to it."""
+    await filled(world, kit)
+    handle = await world.handle()
+    loop = asyncio.get_running_loop()
+    stores = [Held(world.ledgers), Held(world.ledgers)]
+    removals = []
+    for held in stores:
+        resolver: Any = SingleStore(held)  # type: ignore[arg-type]
+        removals.append(loop.create_task(remove_log(handle, resolver, log_key(kit.NAME))))
+        await held.reached.wait()
+    removals[1].cancel()
+    await asyncio.wait([removals[1]])
+    stores[0].go_on.set()
+    await removals[0]
+    assert await handle.get(log_key(kit.NAME)) is None
+    assert [each async for each in world.ledgers.ledgers()] == []
