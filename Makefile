@@ -67,8 +67,8 @@ sim: setup  ## seeds of the simulator: make sim [SEED=n] [WORKLOAD=W1] [SEEDS=n]
 	$(BIN)/python -m tests.sim.run_sim $(if $(SEED),--seed $(SEED)) $(if $(WORKLOAD),--workload $(WORKLOAD)) \
 		$(if $(SEEDS),--seeds $(SEEDS)) $(if $(PLANT),--plant $(PLANT))
 
-sim-long: setup  ## fresh random seeds of all workloads in turn: make sim-long [SEEDS=n] [SECONDS=n] [JOBS=n] [WORKLOAD=w] [SUMMARY=1]
-	$(BIN)/python -m tests.sim.run_long $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SECONDS),--seconds $(SECONDS)) \
+sim-long: setup  ## fresh random seeds of all workloads, in parts: make sim-long [SEEDS=n] [MINUTES=n] [JOBS=n] [WORKLOAD=w] [SUMMARY=1]
+	$(BIN)/python -m tests.sim.run_long $(if $(SEEDS),--seeds $(SEEDS)) $(if $(MINUTES),--minutes $(MINUTES)) \
 		$(if $(JOBS),--jobs $(JOBS)) $(if $(WORKLOAD),--workload $(WORKLOAD)) $(if $(SUMMARY),--summary)
 
 moves: setup  ## three brokers under load, a topic moves every second, one broker is killed and one paused past its session

@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from braid.testing.sim.limits import SECONDS
+
 Patch = tuple[Any, str, Any]
 """Class or module, attribute, and what stands there instead."""
 
@@ -20,6 +22,8 @@ class Plant(NamedTuple):
     """A seed that catches it."""
     checkers: tuple[str, ...]
     apply: Callable[[], list[Patch]]
+    seconds: float = SECONDS
+    """What a run may take on the clock of the wall."""
 
 
 def changed(owner: Any, name: str, old: str, new: str, *more: tuple[str, str], **names: Any) -> list[Patch]:

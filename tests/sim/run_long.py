@@ -1,9 +1,10 @@
-"""Fresh random seeds of every workload, for hours: `make sim-long [SEEDS=n] [SECONDS=n] [JOBS=n] [WORKLOAD=w]`.
+"""Fresh random seeds of every workload, for hours: `make sim-long [SEEDS=n] [MINUTES=n] [JOBS=n] [WORKLOAD=w]`.
 
 Seeds come from the operating system, workloads take turns. A failing seed is printed at once and appended to the file of
 failures with the commit it failed on; what was run is appended to a ledger, one line for each part of a run, so that a run may
-be stopped and gone on with at any time: `--summary` adds the parts up. A seed counts only with enough operations and faults;
-one that takes too long fails (`run_sim.run_one` has the limits). The exit code is 1 if anything failed.
+be stopped and gone on with at any time: SEEDS is how many there shall be of this commit, those of earlier parts included, and
+`--summary` adds all parts up. A seed counts only with enough operations and faults; one that takes too long fails
+(`run_sim.run_one` has the limits). The exit code is 1 if anything failed in this part.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import multiprocessing
-import os
 import secrets
 import subprocess
 import sys
@@ -31,6 +31,7 @@ HOME = Path(".work")
 FAILURES = "sim-failures.txt"
 LEDGER = "sim-ledger.jsonl"
 HIGHEST_SEED = 1 << 31
+JOBS = 2
 AHEAD = 2
 """Jobs that wait for each process."""
 PART_SECONDS = 60.0
@@ -121,8 +122,8 @@ def head() -> str:
     return found.stdout.strip() or "unknown"
 
 
-def run(jobs: Iterable[Job], records: Records, *, processes: int, seconds: float | None) -> int:
-    """Run seeds until there are no more or time is over; returns how many failed."""
+def run(jobs: Iterable[Job], records: Records, *, processes: int, seconds: float | None, wanted: str = "") -> int:
+    """Run seeds until there are no more or time is over; returns how many failed. `wanted` tells how many there shall be."""
     began = told = time.monotonic()
     done = failed = 0
     room = threading.Semaphore(AHEAD * processes)
@@ -137,7 +138,7 @@ def run(jobs: Iterable[Job], records: Records, *, processes: int, seconds: float
                     print(f"FAILED {replay_command(result, None)}: {one_line(result.violations[0])}", flush=True)
                 if time.monotonic() - told > PART_SECONDS / 2:
                     told = time.monotonic()
-                    print(f"  {done} seeds, {failed} failed, {told - began:.0f} s", flush=True)
+                    print(f"  {done}{wanted} seeds, {failed} failed, {told - began:.0f} s", flush=True)
         except KeyboardInterrupt:
             print("stopped; what was run is in the ledger")
         finally:
@@ -179,19 +180,29 @@ def summary(parts: list[Part]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="fresh random seeds of the simulator")
     parser.add_argument("--workload", choices=sorted(WORKLOADS), action="append", help="only these, in turn")
-    parser.add_argument("--seeds", type=int, help="how many, over all workloads; without it and --seconds, 20 of each")
-    parser.add_argument("--seconds", type=float, help="begin no seed after so long")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument(
+        "--seeds", type=int, help="how many of this commit, earlier parts included (else 20 of each, or --minutes)"
+    )
+    parser.add_argument("--minutes", type=float, help="begin no seed after so long")
+    parser.add_argument("--jobs", type=int, default=JOBS, help="processes")
     parser.add_argument("--home", type=Path, default=HOME, help="where failures and the ledger are kept")
     parser.add_argument("--summary", action="store_true", help="only add up the parts that were run so far")
     options = parser.parse_args()
-    records = Records(options.home, head())
+    commit = head()
+    records = Records(options.home, commit)
     failed = 0
     if not options.summary:
         workloads = options.workload or sorted(WORKLOADS)
-        seeds = options.seeds if options.seeds or options.seconds else 20 * len(workloads)
-        jobs = itertools.islice(fresh(workloads), seeds)
-        failed = run(jobs, records, processes=options.jobs, seconds=options.seconds)
+        seeds = left = options.seeds
+        if seeds is not None:
+            before = sum(len(part.seeds) for part in records.parts() if part.commit == commit and part.workload in workloads)
+            left = max(0, seeds - before)
+            print(f"{before} of {seeds} seeds of {commit} were run before, {left} are left ({records.ledger})", flush=True)
+        elif options.minutes is None:
+            left = 20 * len(workloads)
+        jobs = itertools.islice(fresh(workloads), left)
+        seconds = None if options.minutes is None else 60 * options.minutes
+        failed = run(jobs, records, processes=options.jobs, seconds=seconds, wanted="" if left is None else f" of {left}")
     summary(records.parts())
     return 1 if failed else 0
 

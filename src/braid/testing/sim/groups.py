@@ -101,8 +101,9 @@ class Groups(ScalableMessaging):
 
 
 def handed_out_once(events: Sequence[Event], *, groups: Sequence[str]) -> list[Violation]:
-    """C3 in groups: a message comes a second time only if the member that had it crashed, failed, or was given up by the
-    topic's leader in between. `join`, `leave` and `lost` [topic, group] of a member, `unregistered` [topic, group, member]."""
+    """C3 in groups: a message comes a second time only if one of the two members crashed, failed, or was given up by the leader
+    before: one that was away for too long still has what it received. `join`, `leave` and `lost` [topic, group] of a member,
+    `unregistered` [topic, group, member]."""
     wanted = set(groups)
     life: dict[str, int] = defaultdict(int)
     ended: set[tuple[str, int]] = set()
@@ -122,7 +123,7 @@ def handed_out_once(events: Sequence[Event], *, groups: Sequence[str]) -> list[V
         elif event.op == "deliver" and event.value[1] in wanted:
             topic, group, producer, key, sequence = event.value[:5]
             at = (group, (topic, producer, key, sequence))
-            if at in holder and holder[at][:2] not in ended:
+            if at in holder and holder[at][:2] not in ended and (event.proc, life[event.proc]) not in ended:
                 found.append(
                     Violation(
                         "C3",

@@ -49,6 +49,12 @@ class LayoutNotes:
                 self._topic(key, row)
             elif old is not None:
                 self._history.add("store", "info", "topic-gone", topic_of(key))
+        elif is_registration(key):
+            if row is None and old is not None:
+                parts = key.split("/")
+                self._history.add(
+                    "store", "info", "unregistered", [topic_of(key), decode_name(parts[6]), decode_name(parts[8])]
+                )
         elif is_segment_log(key):
             if row is not None:
                 self._log(key, decode_record(LogRecord, key, row[-1]))
@@ -106,6 +112,11 @@ def is_topic(key: str) -> bool:
 def is_controller(key: str) -> bool:
     """Whether it is the election record of a scalable topic; its value is the leader's broker id."""
     return key.startswith(TOPICS + "/") and key.count("/") == 5 and key.endswith("/controller")
+
+
+def is_registration(key: str) -> bool:
+    """Whether it is the registration of a consumer of a scalable topic's subscription."""
+    return key.startswith(TOPICS + "/") and key.count("/") == 8 and key.split("/")[7] == "consumers"
 
 
 def is_segment_log(key: str) -> bool:

@@ -124,7 +124,7 @@ class Newcomers(ScalableMessaging):
             for topic in self.topics
             for number, each in sorted(records[topic].segments.items())
             if each.state != "ACTIVE"
-        ]
+        ] + [f"{topic}: {records[topic].pending_operation}" for topic in self.topics if records[topic].pending_operation]
 
     def judge(self) -> list[Violation]:
         events = self.history.events

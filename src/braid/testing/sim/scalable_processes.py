@@ -89,7 +89,7 @@ class LaneProducer(Process):
         self.note("ok", "flush", [self.topic, self.name, unanswered], number=number)
 
 
-class _Reader(Process):
+class Reader(Process):
     """What consumers of scalable topics share."""
 
     def __init__(self, world: World, name: str, topic: str, subscription: str, rng: Random) -> None:
@@ -128,7 +128,7 @@ class _Reader(Process):
         self.note(kind, "ack", value, number=number, segment=message.id.segment_id)
 
 
-class StreamProcess(_Reader):
+class StreamProcess(Reader):
     """Reads in order and acknowledges cumulatively; crashes, comes back under its name, leaves and joins again."""
 
     def __init__(
@@ -173,7 +173,7 @@ class StreamProcess(_Reader):
         self.is_done = True
 
 
-class QueueProcess(_Reader):
+class QueueProcess(Reader):
     """Takes messages in any order, acknowledges each, refuses some."""
 
     def __init__(
@@ -233,7 +233,7 @@ class Snapshots:
         return name
 
 
-class CheckpointProcess(_Reader):
+class CheckpointProcess(Reader):
     """Reads without a subscription, stores a checkpoint now and then, and begins each life at any older one."""
 
     def __init__(self, world: World, name: str, topic: str, rng: Random, snapshots: Snapshots) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from braid.runtime.env import Random
+from braid.testing.sim.groups import Groups
+from braid.testing.sim.limits import SECONDS
 from braid.testing.sim.loop import SimLoop
 from braid.testing.sim.messaging import KeyedAppend, Queue
 from braid.testing.sim.metadata import Metadata
@@ -34,10 +36,11 @@ WORKLOADS: dict[str, MakeWorkload] = {
     "W11": QuickBank,
     "W12": SoughtLists,
     "W13": Newcomers,
+    "W14": Groups,
     "W15": Recreated,
 }
 
 
-def run(workload: str, seed: int) -> Outcome:
-    """Run one seed of a workload."""
-    return run_seed(workload, seed, WORKLOADS[workload])
+def run(workload: str, seed: int, *, seconds: float = SECONDS) -> Outcome:
+    """Run one seed of a workload, for so long on the clock of the wall at most."""
+    return run_seed(workload, seed, WORKLOADS[workload], seconds=seconds)
