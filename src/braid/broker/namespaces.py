@@ -12,13 +12,14 @@ from typing import Any
 import msgspec
 
 from braid.broker.config import BrokerConfig, RetentionConfig
-from braid.errors import AlreadyExists, Conflict, InvalidArgument, NotFound, TopicNotFound, VersionConflict
+from braid.errors import AlreadyExists, Conflict, InvalidArgument, NotFound, StoreMismatch, TopicNotFound, VersionConflict
 from braid.managedledger.retention import Limits
 from braid.metadata.api import ABSENT, MetadataStore, Record, Span
 from braid.model.bundles import Bundle, boundaries_of, from_boundaries, split, split_evenly
 from braid.model.names import NamespaceName, TopicName
 from braid.model.names import decode as decode_name
 from braid.model.names import encode as encode_name
+from braid.model.retention import RetentionPolicies
 
 FORMAT_VERSION = 1
 _TENANTS = "/admin/tenants"
@@ -32,13 +33,6 @@ UNSTATED_BUNDLES = split_evenly(4)
 """Of a namespace whose record is older than bundles."""
 
 Json = dict[str, Any]
-
-
-class RetentionPolicies(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """How long acknowledged messages are kept; -1 = no limit."""
-
-    retention_time_in_minutes: int = 0
-    retention_size_in_mb: int = msgspec.field(default=0, name="retentionSizeInMB")
 
 
 class AutoTopicCreation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -56,6 +50,8 @@ class PartitionedTopic(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     format_version: int = FORMAT_VERSION
     deleted: bool = False
     properties: dict[str, str] = {}
+    retention_policies: RetentionPolicies | None = None
+    """Of the topic itself, for all its partitions; None = its namespace's."""
 
 
 class BundlesData(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -269,7 +265,7 @@ class Namespaces:
     async def partitions(self, topic: TopicName, *, fresh: bool = False) -> PartitionedTopic | None:
         """The partitioned-topic record of `topic` (a base name), if it is partitioned."""
         record = await self._store.get(_partitioned_key(topic), fresh=fresh)
-        return None if record is None else msgspec.json.decode(record.value, type=PartitionedTopic)
+        return None if record is None else _partitioned(record)
 
     async def create_partitioned(self, topic: TopicName, partitions: int, properties: dict[str, str] | None = None) -> None:
         self._check_partitions(topic, partitions)
@@ -284,7 +280,7 @@ class Namespaces:
         record = await self._store.get(_partitioned_key(topic), fresh=True)
         if record is None:
             raise TopicNotFound(f"The topic {topic} is not partitioned or does not exist.")
-        current = msgspec.json.decode(record.value, type=PartitionedTopic)
+        current = _partitioned(record)
         if partitions <= current.partitions:
             raise ShrinkRefused(
                 f"The topic {topic} has {current.partitions} partitions; the new number must be larger, not {partitions}."
@@ -305,6 +301,10 @@ class Namespaces:
 
         await self._change_partitioned(topic, alter)
 
+    async def set_partitioned_retention(self, topic: TopicName, policy: RetentionPolicies | None) -> None:
+        """Set or remove the retention policy of a partitioned topic."""
+        await self._change_partitioned(topic, lambda current: msgspec.structs.replace(current, retention_policies=policy))
+
     async def begin_partitioned_deletion(self, topic: TopicName) -> None:
         """Mark a partitioned topic before its partitions go, so that none of them is made anew by a client that comes back."""
         await self._change_partitioned(topic, lambda current: msgspec.structs.replace(current, deleted=True))
@@ -313,7 +313,7 @@ class Namespaces:
         record = await self._store.get(_partitioned_key(topic), fresh=True)
         if record is None:
             raise TopicNotFound(f"The partitioned topic {topic} does not exist.")
-        changed = change(msgspec.json.decode(record.value, type=PartitionedTopic))
+        changed = change(_partitioned(record))
         try:
             await self._store.put(record.key, msgspec.json.encode(changed), expected=record.version)
         except VersionConflict:
@@ -383,6 +383,13 @@ def _namespace_key(name: NamespaceName) -> str:
 def _partitioned_key(topic: TopicName) -> str:
     parent = f"{_PARTITIONED}/{encode_name(topic.tenant)}/{encode_name(topic.namespace_portion)}/persistent"
     return f"{parent}/{encode_name(topic.local_name)}"
+
+
+def _partitioned(record: Record) -> PartitionedTopic:
+    try:
+        return msgspec.json.decode(record.value, type=PartitionedTopic)
+    except msgspec.DecodeError as error:
+        raise StoreMismatch(f"The record {record.key} cannot be read: {error}.") from error
 
 
 def _encode(value: Json) -> bytes:

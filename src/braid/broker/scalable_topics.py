@@ -129,17 +129,10 @@ class ScalableTopics(TopicCatalog):
             return self.service_url
         return next((each.service_url for each in await self.ownership.brokers() if each.broker_id == broker_id), None)
 
-    async def _segment_incarnation(self, name: TopicName) -> str:
+    async def _record_of(self, segment: TopicName) -> ScalableTopicMetadata:
         """Of the topic a segment belongs to, which must know the segment (INV5)."""
         self.check_scalable()
-        return (await self.records.listed(name)).record.incarnation
-
-    async def _may_trim(self, name: TopicName) -> bool:
-        """A segment that a pending operation names is kept whole (INV7)."""
-        try:
-            return not (await self.records.listed(name)).is_pending
-        except TopicNotFound:
-            return False
+        return (await self.records.listed(segment)).record
 
     async def check_unused(self, name: TopicName, opened: ManagedLedger) -> None:
         """A regular topic without any data is loaded: make up for what its creator may not have done. If a scalable topic has

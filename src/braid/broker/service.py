@@ -23,6 +23,7 @@ from braid.broker.ownership import BundleUnloading, OwnedElsewhere, Ownership
 from braid.broker.policy_watch import PolicyWatch
 from braid.broker.rates import MAX_SAMPLED_TOPICS, SAMPLE_SECONDS, Rates
 from braid.broker.registry import BrokerInfo
+from braid.broker.retention import TopicRetention, is_part
 from braid.broker.scalable_topics import ScalableTopics
 from braid.broker.segments import LocalSegments, RoutedSegments
 from braid.broker.topic import Topic
@@ -93,6 +94,9 @@ class BrokerService(ScalableTopics):
         self._loading: dict[str, asyncio.Future[Topic]] = {}
         self._closing: dict[str, asyncio.Future[None]] = {}
         self._policy_watch = PolicyWatch(self)
+        self.retention = TopicRetention(
+            runtime.clock, self.topics, self.namespaces, self.records, seconds=config.retention_check_seconds
+        )
         self._log_owners = LogOwners(runtime.clock, self.topics, self.topic_lost, seconds=config.reconcile_seconds)
         self._tasks = Tasks("broker")
         self._is_closed = False
@@ -105,14 +109,12 @@ class BrokerService(ScalableTopics):
         """Of these: sent to another broker."""
         self.lost: dict[str, str] = {}
         """Topics that could not be loaded because of lost ledgers, and what the error said."""
-        self.unread_bytes = 0
-        """Bytes of loaded topics that are kept only because no subscription has read them, at the last look."""
         self.service_url = ""
         """What lookups answer; set when the listener is open."""
 
     async def start(self) -> None:
         await self.namespaces.bootstrap()
-        self._tasks.spawn(self._trim_loop(), "trim")
+        self._tasks.spawn(self.retention.run(), "trim")
         self._tasks.spawn(self._rates_loop(), "rates")
         self._tasks.spawn(self._log_owners.run(), "owners")
         self._policy_watch.start(self._tasks)
@@ -240,7 +242,11 @@ class BrokerService(ScalableTopics):
 
     async def _open(self, name: TopicName, create: bool) -> Topic:
         policies = await self.namespaces.policies(name.namespace)
-        incarnation = await self._segment_incarnation(name) if name.domain is Domain.SEGMENT else None
+        whole = await self._record_of(name) if name.domain is Domain.SEGMENT else None
+        incarnation = None if whole is None else whole.incarnation
+        policy = None if whole is None else whole.retention_policies
+        if whole is None and is_part(name):
+            policy = await self.retention.of_part(name)
         known = await self.logs.properties(name.managed_ledger_name)
         is_known = known is not None
         if not is_known and not (create and await self.may_create(name)):
@@ -256,8 +262,9 @@ class BrokerService(ScalableTopics):
                 create=not is_known,
                 properties=properties,
                 limits=policies.limits,
+                policy=policy,
                 readable=lambda: EARLIEST,  # until the topic knows its transactions
-                trim_guard=None if incarnation is None else partial(self._may_trim, name),
+                trim_guard=partial(self.retention.may_trim, name) if is_part(name) else None,
                 confirm=partial(self.ownership.confirm, name),
             )
         except TopicNotFound:
@@ -423,27 +430,6 @@ class BrokerService(ScalableTopics):
                     self.rates.sample(topic)
                 if number % SAMPLED_AT_ONCE == 0:
                     await asyncio.sleep(0)  # clients come first
-
-    async def _trim_loop(self) -> None:
-        while True:
-            await self.runtime.clock.sleep(self.config.retention_check_seconds)
-            await self.trim()
-
-    async def trim(self) -> None:
-        """Trim the loaded topics and add up what they keep only because nobody has read it."""
-        unread = 0
-        for number, topic in enumerate(list(self.topics.values()), 1):
-            if number % SAMPLED_AT_ONCE == 0:
-                await asyncio.sleep(0)  # clients come first
-            if topic.is_closing:
-                continue
-            try:
-                topic.log.roll_if_needed()
-                await topic.log.trim()
-            except BraidError as error:
-                log.warning("trimming %s failed: %s", topic.name, error)
-            unread += topic.log.next_trim().unread_bytes
-        self.unread_bytes = unread
 
 
 def _is_in(name: TopicName, namespace: NamespaceName, bundle: Bundle) -> bool:

@@ -69,6 +69,7 @@ HELP = {
     "bundles": "Number of bundles; the broker's setting if not given.",
     "minutes": "Time in minutes; -1 is no limit.",
     "megabytes": "Size in megabytes; -1 is no limit.",
+    "applied": "What holds for the topic, whoever says so.",
     "disable": "Switch it off.",
     "per_partition": "Also show each partition.",
     "strategy": "BACKWARD, FORWARD, FULL, each also _TRANSITIVE; ALWAYS_COMPATIBLE, ALWAYS_INCOMPATIBLE or UNDEFINED.",
@@ -227,7 +228,8 @@ def _command(operation: Operation[Any]) -> Callable[..., None]:
         elif result is None and hints["return"] in (None, type(None)):
             done(operation.name, named, is_json=is_json)
         elif result is None and not is_json:
-            note("Not set: the broker's setting applies.")
+            whose = "broker's setting" if operation.noun == "namespaces" else "namespace's policy"
+            note(f"Not set: the {whose} applies.")
         elif result in ([], {}) and not is_json:
             kind = NOTHING.get(operation.name, operation.noun)
             note(f"No {kind} found." if operation.verb == "list" else "Nothing found.")

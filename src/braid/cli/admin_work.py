@@ -88,7 +88,7 @@ def _tell_unread(topic: str, found: NextTrim) -> None:
     if minutes := found.unread_minutes:
         days, rest = divmod(minutes, 24 * 60)
         time = "for ever" if minutes < 0 else f"for {minutes} minutes" if rest else f"for {days} days"
-        note(f"{topic} has no subscription yet: messages are kept {time}, or as a retention policy of its namespace says.")
+        note(f"{topic} has no subscription yet: messages are kept {time}, or as a retention policy says.")
 
 
 async def peek(client: AdminClient, topic: str, subscription: str, *, position: int = 1, count: int = 1) -> list[StoredMessage]:

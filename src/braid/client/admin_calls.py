@@ -29,9 +29,11 @@ class Calls:
     ) -> T:
         return decode(operation, await self._transport.send(operation, names, query, body))
 
-    async def _call_or_none(self, operation: Operation[T], names: Mapping[str, str]) -> T | None:
+    async def _call_or_none(
+        self, operation: Operation[T], names: Mapping[str, str], query: Mapping[str, Any] | None = None
+    ) -> T | None:
         """The same for what may not be set, which is answered by nothing."""
-        reply = await self._transport.send(operation, names)
+        reply = await self._transport.send(operation, names, query)
         return decode(operation, reply) if reply.body.strip() not in (b"", b"null") else None
 
     async def _message(self, operation: Operation[bytes], names: Mapping[str, str]) -> StoredMessage:

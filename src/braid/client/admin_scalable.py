@@ -15,6 +15,7 @@ from braid.client.admin_scalable_types import (
     SegmentCreation,
     SegmentLoad,
 )
+from braid.client.admin_types import Retention
 from braid.client.messages import MessageId
 from braid.errors import InvalidArgument
 from braid.model.names import Domain, TopicName
@@ -55,6 +56,20 @@ class ScalableTopics(Calls):
     async def get_stats(self, topic: str) -> ScalableTopicStats:
         """Rates and backlog of each segment, consumers of each subscription and what holds them up."""
         return await self._call(ops.SCALABLE_STATS, scalable_parts(topic))
+
+    async def get_retention(self, topic: str, *, applied: bool = False) -> Retention | None:
+        """How long acknowledged messages are kept; None = the topic has no policy of its own. With `applied` what holds for
+        it, whoever says so."""
+        return await self._call_or_none(ops.SCALABLE_RETENTION, scalable_parts(topic), {"applied": applied})
+
+    async def set_retention(self, topic: str, *, minutes: int, megabytes: int) -> None:
+        """Keep acknowledged messages for a time and up to a size, whatever the namespace says; -1 is no limit."""
+        body = Retention(retention_time_in_minutes=minutes, retention_size_in_mb=megabytes)
+        await self._call(ops.SCALABLE_SET_RETENTION, scalable_parts(topic), body=body)
+
+    async def remove_retention(self, topic: str) -> None:
+        """Let the namespace's policy apply."""
+        await self._call(ops.SCALABLE_REMOVE_RETENTION, scalable_parts(topic))
 
     async def delete(self, topic: str, *, force: bool = False) -> None:
         """Delete a topic with its segments, messages and subscriptions; with `force` even if it is in use."""

@@ -14,6 +14,7 @@ from braid.client.admin_types import (
     Lookup,
     PartitionedInternalStats,
     PartitionedTopicStats,
+    Retention,
     StoredMessage,
     TopicStats,
     reset_position,
@@ -133,6 +134,20 @@ class Topics(Calls):
     async def revoke(self, topic: str, role: str) -> None:
         """Take all permissions on the topic from a role."""
         await self._call(ops.TOPICS_REVOKE, {**topic_parts(topic), "role": role})
+
+    async def retention(self, topic: str, *, applied: bool = False) -> Retention | None:
+        """How long acknowledged messages are kept; None = the topic has no policy of its own. With `applied` what holds for
+        it, whoever says so."""
+        return await self._call_or_none(ops.TOPICS_RETENTION, topic_parts(topic), {"applied": applied})
+
+    async def set_retention(self, topic: str, *, minutes: int, megabytes: int) -> None:
+        """Keep acknowledged messages for a time and up to a size, whatever the namespace says; -1 is no limit."""
+        body = Retention(retention_time_in_minutes=minutes, retention_size_in_mb=megabytes)
+        await self._call(ops.TOPICS_SET_RETENTION, topic_parts(topic), body=body)
+
+    async def remove_retention(self, topic: str) -> None:
+        """Let the namespace's policy apply."""
+        await self._call(ops.TOPICS_REMOVE_RETENTION, topic_parts(topic))
 
     async def properties(self, topic: str) -> dict[str, str]:
         """The properties of a topic."""

@@ -12,6 +12,7 @@ from braid.client.admin_scalable_types import (
     SegmentCreation,
     SegmentLoad,
 )
+from braid.client.admin_types import Retention
 from braid.client.operation import ROOT, Operation
 
 LIST = f"{ROOT}/scalable/{{tenant}}/{{namespace}}"
@@ -62,6 +63,39 @@ SCALABLE_STATS = Operation(
     "Rates and backlog of each segment, consumers of each subscription and what holds them up.",
     "orders",
     member="get_stats",
+)
+SCALABLE_RETENTION = Operation(
+    "scalable-topics",
+    "get-retention",
+    "GET",
+    f"{TOPIC}/retention",
+    Retention,
+    "How long a scalable topic keeps acknowledged messages, if it has a policy of its own.",
+    "orders --applied",
+    query=("applied",),
+)
+SCALABLE_SET_RETENTION = Operation(
+    "scalable-topics",
+    "set-retention",
+    "POST",
+    f"{TOPIC}/retention",
+    NoneType,
+    "Keep acknowledged messages for a time and up to a size; -1 is no limit. Less than before deletes messages.",
+    "orders --minutes 1440 --megabytes -1 --yes",
+    body=Retention,
+    is_destructive=True,
+    may_repeat=True,
+)
+SCALABLE_REMOVE_RETENTION = Operation(
+    "scalable-topics",
+    "remove-retention",
+    "DELETE",
+    f"{TOPIC}/retention",
+    NoneType,
+    "Let the namespace say how long a scalable topic keeps acknowledged messages.",
+    "orders --yes",
+    is_destructive=True,
+    may_repeat=True,
 )
 SCALABLE_DELETE = Operation(
     "scalable-topics",

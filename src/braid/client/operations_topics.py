@@ -12,6 +12,7 @@ from braid.client.admin_types import (
     PartitionedTopicStats,
     Partitions,
     ResetPosition,
+    Retention,
     TopicStats,
 )
 from braid.client.operation import ROOT, Operation
@@ -216,6 +217,39 @@ TOPICS_REVOKE = Operation(
     NoneType,
     "Take all permissions on a topic from a role.",
     "orders billing",
+)
+TOPICS_RETENTION = Operation(
+    "topics",
+    "retention",
+    "GET",
+    f"{TOPIC}/retention",
+    Retention,
+    "How long a topic keeps acknowledged messages, if it has a policy of its own.",
+    "orders --applied",
+    query=("applied",),
+)
+TOPICS_SET_RETENTION = Operation(
+    "topics",
+    "set-retention",
+    "POST",
+    f"{TOPIC}/retention",
+    NoneType,
+    "Keep a topic's acknowledged messages for a time and up to a size; -1 is no limit. Less than before deletes messages.",
+    "orders --minutes 1440 --megabytes -1 --yes",
+    body=Retention,
+    is_destructive=True,
+    may_repeat=True,
+)
+TOPICS_REMOVE_RETENTION = Operation(
+    "topics",
+    "remove-retention",
+    "DELETE",
+    f"{TOPIC}/retention",
+    NoneType,
+    "Let the namespace say how long a topic keeps acknowledged messages.",
+    "orders --yes",
+    is_destructive=True,
+    may_repeat=True,
 )
 TOPICS_PROPERTIES = Operation(
     "topics", "properties", "GET", f"{TOPIC}/properties", dict[str, str], "The properties of a topic.", "orders"

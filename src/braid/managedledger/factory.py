@@ -19,7 +19,7 @@ from braid.managedledger.config import ManagedLedgerConfig
 from braid.managedledger.cursor import ManagedCursor
 from braid.managedledger.cursor_store import CursorStore
 from braid.managedledger.deletion import finish_removal, remove_log
-from braid.managedledger.log import NO_LIMITS, ManagedLedger
+from braid.managedledger.log import NO_LIMITS, ManagedLedger, TrimGuard
 from braid.managedledger.lost import content_of, given_up, lost, missing
 from braid.managedledger.owned_record import OwnedRecord, swap
 from braid.managedledger.reading import settled
@@ -29,6 +29,7 @@ from braid.managedledger.topic_names import topic_of
 from braid.metadata.api import ABSENT, MetadataStore, Span
 from braid.metadata.names import decode_name
 from braid.model.positions import Position
+from braid.model.retention import RetentionPolicies
 from braid.runtime.env import Runtime
 
 log = logging.getLogger(__name__)
@@ -63,12 +64,14 @@ class ManagedLedgerFactory:
         create: bool,
         properties: Mapping[str, str] | None = None,
         limits: Limits = NO_LIMITS,
+        policy: RetentionPolicies | None = None,
         readable: Callable[[], Position] | None = None,
-        trim_guard: Callable[[], Awaitable[bool]] | None = None,
+        trim_guard: TrimGuard | None = None,
         confirm: Callable[[], Awaitable[None]] | None = None,
     ) -> ManagedLedger:
         """Take over the log `name` and load it. `properties` are those of a log created by this call. What keeps messages (the
-        `limits`, what `readable` leaves to open transactions, the guard) holds from the start: the first trim may come at once.
+        `limits`, a `policy` that stands elsewhere than in the log's record, what `readable` leaves to open transactions, the
+        guard) holds from the start: the first trim may come at once.
         `confirm` is asked once the log is claimed and before anything else is done to it: what it raises ends the opening.
 
         Raises TopicNotFound if there is none and `create` is off, NotReady if others take it over all the time.
@@ -87,6 +90,7 @@ class ManagedLedgerFactory:
             cache=self._cache,
             listener=listener,
             limits=limits,
+            policy=policy,
             readable=readable,
             trim_guard=trim_guard,
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -32,13 +32,16 @@ from braid.managedledger.stats import internal_stats
 from braid.managedledger.topic_names import topic_of
 from braid.metadata.api import MetadataStore
 from braid.model.positions import Position
-from braid.model.retention import NextTrim
+from braid.model.retention import NextTrim, RetentionPolicies
 from braid.runtime.env import Runtime
 
 log = logging.getLogger(__name__)
 Initial = Literal["earliest", "latest"] | Position
 NO_LIMITS = Limits()
 """Nothing is kept that every subscription has read."""
+
+
+TrimGuard: TypeAlias = "Callable[[ManagedLedger], Awaitable[bool]]"
 
 
 class ManagedLedger(LogAppender):
@@ -52,6 +55,7 @@ class ManagedLedger(LogAppender):
         "last_shown",
         "metadata",
         "on_trimmed",
+        "policy",
         "readable",
         "retention_mb",
         "retention_minutes",
@@ -71,14 +75,17 @@ class ManagedLedger(LogAppender):
         cache: EntryCache,
         listener: LogListener,
         limits: Limits = NO_LIMITS,
+        policy: RetentionPolicies | None = None,
         readable: Callable[[], Position] | None = None,
-        trim_guard: Callable[[], Awaitable[bool]] | None = None,
+        trim_guard: TrimGuard | None = None,
     ) -> None:
         super().__init__(name, record, runtime=runtime, resolver=resolver, config=config, cache=cache.log(), listener=listener)
         self.metadata = metadata
         self.cursors: dict[str, ManagedCursor] = {}
         """By name, durable or not. Changed by this object only."""
         self.limits = limits
+        self.policy = record.value.retention if policy is None else policy
+        """What the topic itself says of retention, which wins over the limits given by others; None = nothing."""
         self.readable = readable
         """Says behind which position entries belong to open transactions: these are not trimmed."""
         self.trim_guard = trim_guard
@@ -116,6 +123,8 @@ class ManagedLedger(LogAppender):
     @property
     def limits(self) -> Limits:
         """How long it keeps what nobody needs."""
+        if (own := self.policy) is not None:
+            return Limits(own.retention_time_in_minutes, own.retention_size_in_mb)
         return Limits(self.retention_minutes, self.retention_mb, self.unread_minutes)
 
     @limits.setter
@@ -374,6 +383,12 @@ class ManagedLedger(LogAppender):
             lambda record: msgspec.structs.replace(record, properties=changed(record.properties, changes))
         )
         return self.properties
+
+    async def set_policy(self, policy: RetentionPolicies | None) -> None:
+        """Say, durably, how long this log keeps messages; None leaves it to the limits given by others."""
+        self._check_open()
+        await self.ledgers.update(lambda record: msgspec.structs.replace(record, retention=policy))
+        self.policy = policy
 
     async def check_owner(self) -> None:
         """Read the record fresh; raise LedgerFenced, for good, if it is not ours any more."""

@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from braid.errors import StoreMismatch
+from braid.model.retention import RetentionPolicies
 
 FORMAT_VERSION = 1
 ROOT = "/managed-ledgers"
@@ -50,6 +51,8 @@ class LogRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Tells two openers apart that read the same record (an unknown outcome is settled by reading it back)."""
     fence: str | None = None
     properties: dict[str, str] = {}
+    retention: RetentionPolicies | None = None
+    """What the topic itself says; None = its namespace's policy."""
     created_ms: int = 0
     terminated_position: PositionRecord | None = None
     ledgers: tuple[LedgerInfo, ...] = ()

@@ -53,7 +53,7 @@ async def trim(owner: ManagedLedger, *, keeps_unread: bool = True) -> int:
     orphans, never a gap.
     """
     await owner.ledgers.discard_again()
-    if not _count(look(owner, keeps_unread=keeps_unread)) or not (owner.trim_guard is None or await owner.trim_guard()):
+    if not _count(look(owner, keeps_unread=keeps_unread)) or not (owner.trim_guard is None or await owner.trim_guard(owner)):
         return 0
     for cursor in list(owner.cursors.values()):
         await cursor.flush()
@@ -101,7 +101,7 @@ def messages_of(owner: ManagedLedger, oldest: list[LedgerInfo]) -> int | None:
 
 def next_trim(owner: ManagedLedger) -> NextTrim:
     """What goes next, and when, as things stand."""
-    unread_minutes = 0 if is_subscribed(owner) else owner.unread_minutes
+    unread_minutes = 0 if is_subscribed(owner) else owner.limits.unread_minutes
     found = look(owner)
     if not found:
         return NextTrim(unread_minutes=unread_minutes)
@@ -109,7 +109,7 @@ def next_trim(owner: ManagedLedger) -> NextTrim:
     # A ledger that may go already waits for the next pass only.
     verdict = found[0]
     closed = verdict.rule != "newest"
-    without = _count(look(owner, keeps_unread=False)) if owner.unread_minutes else 0
+    without = _count(look(owner, keeps_unread=False)) if owner.limits.unread_minutes else 0
     return NextTrim(
         rule=verdict.rule,
         at_ms=verdict.at_ms,
@@ -122,12 +122,12 @@ def next_trim(owner: ManagedLedger) -> NextTrim:
 
 
 def _report(owner: ManagedLedger, infos: list[LedgerInfo], messages: int | None, rules: set[Rule], keeps_unread: bool) -> None:
-    subscribed = is_subscribed(owner)
+    subscribed, limits = is_subscribed(owner), owner.limits
     reasons = {
         "read": "every subscription has read them" if subscribed else "the topic has no subscription",
-        "time": f"they are older than the policy's {owner.retention_minutes} minutes",
-        "size": f"the topic is larger than the policy's {owner.retention_mb} MB",
-        "unread": f"no subscription wants them and they are older than {owner.unread_minutes} minutes "
+        "time": f"they are older than the policy's {limits.minutes} minutes",
+        "size": f"the topic is larger than the policy's {limits.megabytes} MB",
+        "unread": f"no subscription wants them and they are older than {limits.unread_minutes} minutes "
         "(retention.unread_minutes)",
     }
     why = "; ".join(text for rule, text in reasons.items() if rule in rules)

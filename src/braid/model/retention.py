@@ -1,8 +1,16 @@
-"""`NextTrim`: what a log or a topic deletes next. A value of stats, made by whoever keeps the messages."""
+"""`RetentionPolicies`: how long messages are kept, as a namespace or topic says. `NextTrim`: what a log or a topic deletes
+next, a value of stats, made by whoever keeps the messages. Pure."""
 
 from __future__ import annotations
 
 import msgspec
+
+
+class RetentionPolicies(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """How long acknowledged messages are kept; -1 = no limit."""
+
+    retention_time_in_minutes: int = 0
+    retention_size_in_mb: int = msgspec.field(default=0, name="retentionSizeInMB")
 
 
 class NextTrim(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -19,8 +19,9 @@ from braid.metadata.claims import StaleLeader
 from braid.metadata.election import Leadership
 from braid.model.layout import SegmentLayout
 from braid.model.names import NamespaceName, TopicName, check_subscription_name
+from braid.model.retention import RetentionPolicies
 from braid.runtime.env import Runtime
-from braid.scalable import plans_upkeep
+from braid.scalable import plans_topic, plans_upkeep
 from braid.scalable.api import ConsumerAssignment, ConsumerRegistration, Retention, SegmentOps
 from braid.scalable.candidate import TopicCandidate
 from braid.scalable.config import ScalableConfig
@@ -230,8 +231,19 @@ class ScalableTopicController(TopicCandidate[Term]):
             self.layout,
             leader=self.broker_id if self.is_leading else None,
             coordinators={} if term is None else dict(term.coordinators),
-            retention=await self._retention(self.topic.namespace),
+            retention=await self._kept(),
         )
+
+    async def set_retention(self, policy: RetentionPolicies | None) -> None:
+        """Say how long the topic keeps messages; None leaves it to its namespace. Raises as `prune`."""
+        try:
+            await plans_topic.set_retention((await self._ready()).work, policy)
+        except StaleLeader as error:
+            raise self._led_elsewhere() from error
+
+    async def _kept(self) -> Retention:
+        own = self.metadata.retention_policies
+        return await self._retention(self.topic.namespace) if own is None else Retention(own.retention_time_in_minutes)
 
     async def _ready(self) -> Term:
         term = self._leading()
@@ -251,7 +263,7 @@ class ScalableTopicController(TopicCandidate[Term]):
         work = TopicWork(self._runtime, self._store, self._config, self._segments, leadership, self.topic, self._metadata)
         term = Term(
             work,
-            lambda: self._retention(self.topic.namespace),
+            self._kept,
             lambda: self._partitions(self.topic),
             self._gone,
             self._unused,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from braid.errors import OutcomeUnknown, VersionConflict
+from braid.model.retention import RetentionPolicies
 from braid.runtime.plans import step
 from braid.scalable.plans import TopicGone, TopicWork, each, no_other
 from braid.scalable.plans_layout import finish
@@ -86,3 +87,13 @@ async def _delete_record(work: TopicWork) -> None:
         except (VersionConflict, OutcomeUnknown):
             continue
         return
+
+
+async def set_retention(work: TopicWork, policy: RetentionPolicies | None) -> None:
+    """Say how long the topic keeps messages, beside whatever is under way, which keeps what it does not know."""
+    try:
+        await work.change(lambda value: msgspec.structs.replace(value, retention_policies=policy))
+    except OutcomeUnknown:
+        await work.refresh()  # the next prune goes by what is written
+        if work.metadata.retention_policies != policy:
+            raise

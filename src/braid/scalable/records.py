@@ -17,6 +17,7 @@ from braid.model.hashranges import HashRange
 from braid.model.layout import SegmentLayout
 from braid.model.names import NamespaceName, TopicName, encode
 from braid.model.names import decode as decode_name
+from braid.model.retention import RetentionPolicies
 from braid.model.routing import Routing
 from braid.model.segments import NOT_SEALED, SegmentEnd, SegmentInfo, SegmentState
 from braid.model.subscriptions import Initial as Initial
@@ -83,6 +84,8 @@ class ScalableTopicMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="c
     segments: dict[int, SegmentRecord]
     properties: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     auto_scale_policy: dict[str, Any] | None = None
+    retention_policies: RetentionPolicies | None = None
+    """Of the topic itself, for all its segments; None = its namespace's."""
     migrated_from: dict[str, Any] | None = None
     incarnation: str = ""
     routing: Routing = msgspec.field(default_factory=lambda: Routing.HIGH16)

@@ -69,7 +69,7 @@ class Admin:
     def warnings(self) -> list[str]:
         """What an administrator should look at, as sentences; the broker serves all the same."""
         found = []
-        unread, disk = self.service.unread_bytes, self.disk_bytes()
+        unread, disk = self.service.retention.unread_bytes, self.disk_bytes()
         if disk and unread > disk // 2:
             found.append(
                 f"{unread >> 20} MB are kept only because no subscription has read them (retention.unread_minutes), more than "

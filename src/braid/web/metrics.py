@@ -144,7 +144,7 @@ class Metrics:
         yield (
             "braid_retention_unread_bytes",
             "Bytes kept only because no subscription has read them, at the last look for something to trim",
-            service.unread_bytes,
+            service.retention.unread_bytes,
         )
         yield "braid_lost_topics", "Topics that are refused because their store does not know their ledgers", len(service.lost)
         yield "braid_storage_writable", "Whether storage takes writes", int(admin.is_writable())

@@ -13,6 +13,7 @@ import msgspec
 from braid.broker.namespaces import BundlesData, bundles_json
 from braid.errors import InvalidArgument, NotAllowed, TooLarge
 from braid.model.bundles import Bundle
+from braid.model.retention import RetentionPolicies
 from braid.web.admin import Admin
 from braid.web.calls import BadRequest, convert
 
@@ -179,6 +180,13 @@ def check_retention(retention: Retention) -> None:
         raise InvalidArgument("Retention must be -1 (no limit), 0 (none) or a positive number of minutes and megabytes.")
     if (minutes == 0) != (size == 0):
         raise InvalidArgument("Retention by time and by size must be both 0 or both not 0; use -1 for no limit.")
+
+
+def policy_of(retention: Retention) -> RetentionPolicies:
+    """As it is stored."""
+    return RetentionPolicies(
+        retention_time_in_minutes=retention.retention_time_in_minutes, retention_size_in_mb=retention.retention_size_in_mb
+    )
 
 
 def check_auto_topics(admin: Admin, override: AutoTopics) -> Json:

@@ -1,8 +1,8 @@
 """REST: single policies of namespaces and topics.
 
 The policies this version applies can be read, set and removed. Each other policy of Pulsar can be read (nothing is set), and
-setting it is refused with 405: it would have no effect. Policies of single topics are off, as Pulsar's are without
-`topicLevelPoliciesEnabled`.
+setting it is refused with 405: it would have no effect. Of single topics only retention can be set; what else Pulsar has is
+refused there, as Pulsar does without `topicLevelPoliciesEnabled`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 
 from braid.errors import NotAllowed, NotFound
-from braid.model.names import NamespaceName
+from braid.model.names import NamespaceName, TopicName
+from braid.model.retention import RetentionPolicies
 from braid.web.admin import Admin
-from braid.web.calls import Ask, Calls
+from braid.web.calls import Ask, Calls, Query
 from braid.web.policies import (
     POLICY_DEFAULTS,
     AutoSubscriptions,
@@ -25,6 +26,7 @@ from braid.web.policies import (
     check_auto_topics,
     check_clusters,
     check_retention,
+    policy_of,
 )
 from braid.web.routes_namespaces import NAMESPACE
 
@@ -93,7 +95,6 @@ TOPIC_POLICIES = (
     "publishRate",
     "replication",
     "replicatorDispatchRate",
-    "retention",
     "schemaCompatibilityStrategy",
     "schemaValidationEnforced",
     "shadowTopics",
@@ -103,6 +104,7 @@ TOPIC_POLICIES = (
     "subscriptionTypesEnabled",
 )
 TOPIC = "/persistent/{tenant}/{namespace}/{topic}"
+APPLIED = Query("applied", "What holds for the topic, whoever says so", bool, False)
 
 
 def policy_calls(admin: Admin) -> Calls:
@@ -169,6 +171,7 @@ def policy_calls(admin: Admin) -> Calls:
     _strategy(admin, calls, stored)
     for path, key in (("replication", "replication_clusters"), ("allowedClusters", "allowed_clusters")):
         _cluster_policy(admin, calls, path, key, stored)
+    _topic_retention(admin, calls)
     _refuse(admin, calls)
     return calls
 
@@ -216,6 +219,51 @@ def _cluster_policy(admin: Admin, calls: Calls, path: str, key: str, stored: Any
     calls.post(f"{NAMESPACE}/{path}", body=list[str], statuses=(405,))(write)
 
 
+def _topic_retention(admin: Admin, calls: Calls) -> None:
+    """How long one topic keeps messages; wins over its namespace's policy. Kept in the topic's own record."""
+    service, path = admin.service, f"{TOPIC}/retention"
+
+    async def whole(ask: Ask) -> TopicName:
+        """The topic the call names, which exists and is no partition."""
+        name = ask.topic
+        await admin.check_exists(name)
+        if name.is_partition:
+            raise NotAllowed(f"{name} is a partition; a policy belongs to the whole topic: use {name.base}.")
+        return name
+
+    async def own(ask: Ask, name: TopicName) -> RetentionPolicies | None:
+        record = await service.namespaces.partitions(name, fresh=True)
+        return (await admin.loaded(ask)).log.policy if record is None else record.retention_policies
+
+    async def change(ask: Ask, policy: RetentionPolicies | None) -> None:
+        name = await whole(ask)
+        if await admin.partitions(name):
+            await service.namespaces.set_partitioned_retention(name, policy)
+        else:
+            await (await admin.loaded(ask)).log.set_policy(policy)
+
+    @calls.get(path, Retention, is_optional=True, query=(APPLIED,), owner=True)
+    async def get_topic_retention(ask: Ask) -> Any:
+        """How long a topic keeps acknowledged messages, if it has a policy of its own; 204 if not. With `applied=true` what
+        holds for it, whoever says so."""
+        name = await whole(ask)
+        found = await own(ask, name)
+        if found is None and ask.query["applied"]:
+            return (await service.namespaces.policies(name.namespace)).retention
+        return found
+
+    @calls.post(path, body=Retention, owner=True)
+    async def set_topic_retention(ask: Ask) -> None:
+        """Set how long a topic keeps acknowledged messages, whatever its namespace says."""
+        check_retention(ask.body)
+        await change(ask, policy_of(ask.body))
+
+    @calls.delete(path, owner=True)
+    async def remove_topic_retention(ask: Ask) -> None:
+        """Let the namespace say how long a topic keeps acknowledged messages."""
+        await change(ask, None)
+
+
 def _refuse(admin: Admin, calls: Calls) -> None:
     """Policies that nothing applies: unset for whoever asks, refused for whoever sets them."""
     names = admin.service.namespaces
@@ -247,12 +295,12 @@ def _refuse(admin: Admin, calls: Calls) -> None:
         await known(ask)
 
     async def off(ask: Ask) -> Any:
-        """Refused with 405: policies of single topics are off in this version."""
+        """Refused with 405: this version applies no policy of single topics but retention."""
         path = ask.text("topic_policy")
         await admin.check_exists(ask.topic)
         if path not in TOPIC_POLICIES:
             raise NotFound(f"There is no policy {path[:100]!r}.")
-        raise NotAllowed(f"Policies of single topics are off in this version of Braid; {path} can be set on no topic.")
+        raise NotAllowed(f"Of single topics only retention can be set in this version of Braid; {path} can be set on no topic.")
 
     for add in (calls.post, calls.put, calls.delete):
         add(f"{TOPIC}/{{topic_policy}}")(off)

@@ -18,8 +18,9 @@ from braid.scalable.records import ScalableTopicMetadata, SegmentRecord
 from braid.web.admin import Admin
 from braid.web.calls import MAX_INT64, Ask, Calls, Query
 from braid.web.leaders import scalable_topic
-from braid.web.policies import Properties, checked_properties
+from braid.web.policies import Properties, Retention, check_retention, checked_properties, policy_of
 from braid.web.routes_clusters import FORCE
+from braid.web.routes_policies import APPLIED
 
 Json = dict[str, Any]
 LIST = "/scalable/{tenant}/{namespace}"
@@ -115,6 +116,29 @@ def _topics(admin: Admin, calls: Calls) -> None:
     async def delete_scalable(ask: Ask) -> None:
         """Delete a scalable topic with its segments and subscriptions; with `force=true` even if it is in use."""
         await service.scalable.delete_topic(scalable_topic(ask), force=ask.query["force"])
+
+    retention = f"{TOPIC}/retention"
+
+    @calls.get(retention, Retention, is_optional=True, query=(APPLIED,))
+    async def get_scalable_retention(ask: Ask) -> Any:
+        """How long a scalable topic keeps acknowledged messages, if it has a policy of its own; 204 if not. With
+        `applied=true` what holds for it, whoever says so."""
+        name = scalable_topic(ask)
+        own = (await service.scalable.metadata(name)).retention_policies
+        if own is None and ask.query["applied"]:
+            return (await service.namespaces.policies(name.namespace)).retention
+        return own
+
+    @calls.post(retention, body=Retention, owner=True)
+    async def set_scalable_retention(ask: Ask) -> None:
+        """Set how long a scalable topic keeps acknowledged messages, whatever its namespace says."""
+        check_retention(ask.body)
+        await (await leader(ask)).set_retention(policy_of(ask.body))
+
+    @calls.delete(retention, owner=True)
+    async def remove_scalable_retention(ask: Ask) -> None:
+        """Let the namespace say how long a scalable topic keeps acknowledged messages."""
+        await (await leader(ask)).set_retention(None)
 
     @calls.get(f"{TOPIC}/stats", Json, owner=True)
     async def get_stats(ask: Ask) -> Any:

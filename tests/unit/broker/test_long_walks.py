@@ -96,7 +96,7 @@ async def test_trimming_many_topics_lets_clients_have_their_turn(world: Any) -> 
         for number in range(len(broker.service.topics), count):
             await broker.service.topic(TopicName.parse(f"persistent://public/default/many-{number}"), create=True)
         with Steps() as steps:
-            await broker.service.trim()
+            await broker.service.retention.trim()
         longest.append(steps.longest)
     assert longest[1] < 2 * longest[0]
 

@@ -306,6 +306,20 @@ def test_batches_are_shown_message_by_message(run: Run, broker: BackgroundBroker
     assert [payload for each in seen for payload in each["payloads"]] == ["0", "1", "2"]
 
 
+@pytest.mark.parametrize(("noun", "get"), [("topics", "retention"), ("scalable-topics", "get-retention")])
+def test_retention_of_a_topic(run: Run, done: Done, noun: str, get: str) -> None:
+    name = f"kept-by-{noun}"
+    done(noun, "create", name)
+    unset = run(noun, get, name)
+    assert (unset.code, unset.out, unset.err) == (0, "", "Not set: the namespace's policy applies.\n")
+    applied = run(noun, get, name, "--applied", "--output", "json").json
+    assert applied == {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
+    done(noun, "set-retention", name, "--minutes", "5", "--megabytes", "-1", "--yes")
+    assert run(noun, get, name, "--output", "json").json == {"retentionTimeInMinutes": 5, "retentionSizeInMB": -1}
+    done(noun, "remove-retention", name, "--yes")
+    assert run(noun, get, name, "--output", "json").json is None
+
+
 def test_tenants_namespaces_and_clusters(run: Run, done: Done) -> None:
     done("tenants", "create", "acme", "--admin-role", "ops", "--admin-role", "sre")
     assert run("tenants", "get", "acme", "--output", "json").json == {

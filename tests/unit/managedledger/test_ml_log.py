@@ -22,7 +22,9 @@ from braid.errors import (
 from braid.managedledger.cache import EntryCache
 from braid.managedledger.config import ManagedLedgerConfig
 from braid.managedledger.records import LogRecord, decode_record
+from braid.managedledger.retention import Limits
 from braid.model.positions import EARLIEST, LATEST, Position
+from braid.model.retention import RetentionPolicies
 
 
 async def stored(world: Any, kit: Any) -> LogRecord:
@@ -590,6 +592,28 @@ async def test_properties_are_durable(world: Any, kit: Any) -> None:
     await log.close()
     log, _listener = await world.open()
     assert log.properties == {"b": "2", "c": "3"}
+
+
+async def test_a_policy_is_durable_and_wins_over_limits(world: Any, kit: Any) -> None:
+    log, _listener = await world.open()
+    log.limits = Limits(5, -1, 10)
+    assert log.limits == (5, -1, 10)
+    await log.set_policy(RetentionPolicies(retention_time_in_minutes=-1, retention_size_in_mb=7))
+    await log.close()
+    log, _listener = await world.open()
+    log.limits = Limits(5, -1, 10)
+    assert log.limits == (-1, 7, 0), "also over the rule for messages that nobody has read"
+    await log.set_policy(None)
+    assert log.limits == (5, -1, 10)
+
+
+@pytest.mark.inv("INV2")
+async def test_a_former_owner_sets_no_policy(world: Any, kit: Any) -> None:
+    log, _listener = await world.open()
+    later, _listener = await world.open()
+    with pytest.raises(LedgerFenced):
+        await log.set_policy(RetentionPolicies())
+    assert (log.policy, later.policy) == (None, None)
 
 
 async def test_newer_format_is_refused(world: Any, kit: Any) -> None:

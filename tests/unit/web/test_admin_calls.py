@@ -117,11 +117,12 @@ def test_a_policy_without_effect_is_refused_not_kept(http: httpx.Client) -> None
     assert http.put("/namespaces/public/limited", json={"backlog_quota_map": {}, "offload_threshold": -1}).status_code == 204
 
 
-def test_policies_of_topics_are_off(http: httpx.Client) -> None:
+def test_policies_of_topics_are_off_but_for_retention(http: httpx.Client) -> None:
     assert http.put(f"{TOPICS}/unruled").status_code == 204
     for method in ("GET", "POST", "DELETE"):
-        assert http.request(method, f"{TOPICS}/unruled/retention").status_code == 405
-    assert http.get(f"{TOPICS}/no-such-topic/retention").status_code == 404
+        assert http.request(method, f"{TOPICS}/unruled/messageTTL").status_code == 405
+    for policy in ("retention", "messageTTL"):
+        assert http.get(f"{TOPICS}/no-such-topic/{policy}").status_code == 404
     assert http.get(f"{TOPICS}/unruled/nonsense").status_code == 404
 
 

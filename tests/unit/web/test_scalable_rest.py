@@ -390,9 +390,10 @@ def test_a_broker_without_scalable_topics_refuses_all_of_it() -> None:
                 continue
             for method in item:
                 where = path.format(**good, segment="0", other="1") + ("?timestamp=0" if path.endswith("/seek") else "")
-                refused(http.request(method.upper(), where), 405, "scalable_topics.enabled")
+                body: dict[str, int] | None = {} if method == "post" and path.endswith("/retention") else None
+                refused(http.request(method.upper(), where, json=body), 405, "scalable_topics.enabled")
                 asked += 1
-        assert asked == 23
+        assert asked == 26
         refused(http.get("/lookup/v2/topic/topic/public/default/t"), 405)
         refused(http.get("/lookup/v2/topic/segment/public/default/t%2F0000-ffff-0"), 405)
         assert http.put("/admin/v2/persistent/public/default/t").status_code == 204

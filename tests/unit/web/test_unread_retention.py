@@ -10,12 +10,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 
 import braid
 from braid.broker.config import BrokerConfig, RetentionConfig
 from braid.cli import admin_work
 from braid.cli.admin_output import next_trim
+from braid.cli.produce import ProduceOptions
+from braid.cli.produce import _produce as produce
 from braid.cli.top import TopOptions, Watcher
 from braid.client import Client
 from braid.client.admin import AdminClient
@@ -233,8 +236,8 @@ async def test_brokers_warn_when_such_messages_fill_half_of_the_disk(world: Worl
     await world.produce(PLAIN, 0, 10)
     await world.unload()
     await world.produce(PLAIN, 10, 11)
-    await world.service.trim()
-    size = world.service.unread_bytes
+    await world.service.retention.trim()
+    size = world.service.retention.unread_bytes
     assert size > 0
     ledgers: Any = world.broker.standalone.ledgers
     ledgers.disk_bytes = 2 * size
@@ -249,7 +252,7 @@ async def test_brokers_warn_when_such_messages_fill_half_of_the_disk(world: Worl
     async with Watcher(options, SystemClock()) as watcher:
         (shown,) = (await watcher.look()).warnings
     assert shown.endswith(warning)
-    await world.service.trim()
+    await world.service.retention.trim()
     assert await world.read(PLAIN, 10) == list(range(11)), "it is not deleted for that"
 
 
@@ -263,10 +266,40 @@ async def test_who_creates_a_topic_is_told_how_long_it_keeps_messages(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     await admin_work.create_topic(world.admin, "plain", partitions=partitions)
     assert capsys.readouterr().err == (
-        "plain has no subscription yet: messages are kept for 7 days, or as a retention policy of its namespace says.\n"
+        "plain has no subscription yet: messages are kept for 7 days, or as a retention policy says.\n"
     )
     await admin_work.create_scalable_topic(world.admin, SCALABLE, segments=2)
     assert capsys.readouterr().err.count("kept for 7 days") == 1
     await world.admin.namespaces.set_retention(NAMESPACE, minutes=10, megabytes=-1)
     await admin_work.create_topic(world.admin, "other")
     assert capsys.readouterr().err == ""
+
+
+@KIND
+async def test_who_makes_a_topic_by_producing_is_told_that_messages_go(
+    world: World, topic: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal, and once: not of a topic that is there."""
+    options = ProduceOptions(
+        topic=topic,
+        messages=1,
+        file=None,
+        text="x",
+        size=1,
+        rate=0,
+        key=None,
+        batch=1,
+        compression="none",
+        url=world.broker.service_url,
+        is_json=False,
+    )
+    for is_terminal, hints in ((True, 1), (True, 0), (False, 0)):
+        with monkeypatch.context() as patched:
+            patched.setattr(sys.stderr, "isatty", lambda shown=is_terminal: shown)
+            await produce(options)
+        assert capsys.readouterr().err.count(f"{topic} is new and has no subscription yet") == hints
+    await world.admin.topics.create("persistent://public/default/there")
+    with monkeypatch.context() as patched:
+        patched.setattr(sys.stderr, "isatty", lambda: True)
+        await produce(msgspec.structs.replace(options, topic="there"))
+    assert "is new" not in capsys.readouterr().err
