@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
@@ -12,13 +13,16 @@ from typing import Any
 
 import msgspec
 
+from braid.cli.admin_output import note
 from braid.cli.interrupt import Interrupt
 from braid.cli.output import emit
 from braid.cli.progress import Progress
-from braid.client import ClientConfig, connect
+from braid.client import Client, ClientConfig, connect
+from braid.client.layouts import LayoutSession
 from braid.client.producer import Producer
-from braid.errors import BraidError, ConfigError
+from braid.errors import BraidError, ConfigError, TopicNotFound
 from braid.runtime.env import Runtime
+from braid.wire import requests
 
 WINDOW = 5000
 READ_BYTES = 64 << 10
@@ -56,10 +60,16 @@ async def _produce(options: ProduceOptions) -> None:
         async with AsyncExitStack() as stack:
             with interrupt.may_cancel():
                 client = await stack.enter_async_context(connect(options.url, config=config, runtime=runtime))
+                is_new = sys.stderr.isatty() and await _is_new(client, options.topic)  # a hint for people: scripts get none
                 producer = await client.producer(
                     options.topic,
                     batching=options.batch > 1,
                     compression=options.compression,  # type: ignore[arg-type]
+                )
+            if is_new:
+                note(
+                    f"{options.topic} is new and has no subscription yet: what nobody reads is kept for a time only, which its "
+                    "stats show and a retention policy changes."
                 )
             progress = Progress(runtime.clock, "sent")
             failure = await _send_all(options, producer, progress, runtime, interrupt)
@@ -69,6 +79,23 @@ async def _produce(options: ProduceOptions) -> None:
         emit(msgspec.json.encode({"topic": producer.topic, **progress.summary()}) + b"\n")
     if failure is not None:
         raise failure
+
+
+async def _is_new(client: Client, topic: str) -> bool:
+    """Whether a producer would make the topic; False if that cannot be told."""
+    session = LayoutSession(client, topic, may_create=False)
+    try:
+        await session.open()
+        if session.is_synthetic:  # of a regular topic, which need not be there
+            connection = await client.pool.to_any()
+            await connection.request(lambda number: requests.partitioned_metadata(number, topic, may_create=False))
+    except TopicNotFound:
+        return True
+    except BraidError:  # who opens the producer meets with it too
+        return False
+    finally:
+        await session.close()
+    return False
 
 
 async def _send_all(
