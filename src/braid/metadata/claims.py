@@ -105,8 +105,8 @@ class GuardedRecord(Generic[G]):
         if record is None:
             raise NotFound(f"The record {self._key} does not exist; it may have been deleted.")
         try:
-            value = self._decoder.decode(record.value)
-        except msgspec.MsgspecError as error:
+            value = self._decoder.decode(record.value or b"{}")  # as all readers: an empty one is one of defaults
+        except (msgspec.MsgspecError, ValueError) as error:
             raise StoreMismatch(f"The record {self._key} cannot be read: {error}.") from error
         if value.leader_epoch > self._leadership.epoch:
             self._leadership.step_down()

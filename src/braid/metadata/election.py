@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 
 from braid.errors import Closed, StoreError, VersionConflict
 from braid.metadata.api import MetadataStore, Record, Session
-from braid.metadata.tenure import DEFAULT_RECONCILE_SECONDS, RETRY_SECONDS, Tenure, is_own, remove, take
+from braid.metadata.tenure import DEFAULT_RECONCILE_SECONDS, RETRY_SECONDS, Tenure, drop_nobodys, is_own, remove, take
 from braid.runtime.clock import Clock
 from braid.runtime.tasks import Tasks
 
@@ -197,6 +197,9 @@ class LeaderElection:
         same, self._same = self._same, None  # once: two live processes with one name must not depose each other for ever
         if found is not None and same is not None and found.owner != self._store.session.id and same(found.value):
             await self._remove_leftover(found)
+            found = None
+        if found is not None and found.owner is None:
+            await drop_nobodys(self._store, found)
             found = None
         if found is not None and not is_own(self._store, found, self._candidate):
             return

@@ -18,6 +18,8 @@ from braid.metadata.api import ABSENT, MetadataStore, Record, Session, SessionSt
 from braid.runtime.clock import Clock
 
 log = logging.getLogger(__name__)
+SHOWN_BYTES: Final = 200
+"""Of a record that is removed, in the log."""
 
 DEFAULT_RECONCILE_SECONDS: Final = 5.0
 """Between two looks at a record when no watch event came: the longest time a lost event can go unnoticed (INV15)."""
@@ -76,6 +78,9 @@ async def take(store: MetadataStore, clock: Clock, key: str, value: bytes, *, ad
         record: Record | None = await store.put(key, value, expected=ABSENT, ephemeral=True)
     except VersionConflict:
         record = await store.get(key, fresh=True)
+        if record is not None and record.owner is None:
+            await drop_nobodys(store, record)
+            return None
         if record is not None and not (adopt and is_own(store, record, value)):
             return record
     except OutcomeUnknown as unknown:
@@ -88,6 +93,16 @@ async def take(store: MetadataStore, clock: Clock, key: str, value: bytes, *, ad
     if record is None or record.owner != store.session.id:
         return None
     return Tenure(clock, store.session, record)
+
+
+async def drop_nobodys(store: MetadataStore, record: Record) -> None:
+    """Delete a record that is no session's. Holders write none: somebody edited it by hand or restored it from a copy, and it
+    would stand in the way for ever, because no session takes it along when it ends."""
+    log.warning("%s is no session's record and is removed: %r", record.key, record.value[:SHOWN_BYTES])
+    try:
+        await store.delete(record.key, expected=record.version)
+    except (VersionConflict, OutcomeUnknown):
+        log.info("%s changed before it was removed", record.key)  # the next attempt finds out
 
 
 def is_own(store: MetadataStore, record: Record, value: bytes) -> bool:

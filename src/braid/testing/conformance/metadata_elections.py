@@ -61,6 +61,17 @@ class ElectionCases:
             await world.restart()
         assert epochs == sorted(set(epochs))
 
+    async def test_a_record_of_no_session_is_in_nobodys_way(self, world: StoreWorld) -> None:
+        """Somebody edited the leader's record by hand, and no session takes it along: it goes, and one of them leads."""
+        async with Stage(world) as stage:
+            leader, _other = await stage.add(), await stage.add()
+            epoch = leader.wins[0].epoch
+            await (await world.handle()).put(stage.key, b"nonsense")
+            await until(world, lambda: stage.epochs[-1] > epoch)
+            record = await (await stage.settled()).election.leader(fresh=True)
+            assert record is not None
+            assert record.owner is not None
+
     async def test_short_flap_changes_nothing(self, world: StoreWorld) -> None:
         async with Stage(world) as stage:
             leader, other = await stage.add(), await stage.add()

@@ -41,6 +41,18 @@ class Holder:
 class LockCases:
     """Held by one, never deleted by another, never left behind."""
 
+    async def test_a_record_of_no_session_is_in_nobodys_way(self, world: StoreWorld) -> None:
+        """Somebody edited a lock by hand, and no session takes the record along: its holder loses it, the next one has it."""
+        holder, next_one = await Holder.of(world), await Holder.of(world, "b")
+        lock = await holder.acquire()
+        await (await world.handle()).put(KEY, b"nonsense")
+        assert not await lock.check()
+        assert (await next_one.acquire()).epoch > lock.epoch
+        with pytest.raises(LockBusy):
+            await holder.acquire()
+        for each in (holder, next_one):
+            await each.locks.close()
+
     async def test_lock_is_held_by_one(self, world: StoreWorld) -> None:
         holders = [await Holder.of(world, f"holder{n}") for n in range(5)]
         outcomes = await asyncio.gather(*[holder.acquire() for holder in holders * 3], return_exceptions=True)
