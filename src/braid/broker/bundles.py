@@ -74,7 +74,7 @@ def parse_lock(key: str, value: bytes) -> BundleLock | None:
     """The value of a lock's record; None if it is something else."""
     try:
         return msgspec.json.decode(value, type=BundleLock)
-    except msgspec.DecodeError as error:
+    except (msgspec.MsgspecError, ValueError) as error:
         log.warning("the record %s is no bundle's lock: %s", key, error)
         return None
 
@@ -86,7 +86,7 @@ def decode_lock(record: Record) -> BundleLock | None:
 def _decode_hint(record: Record) -> Hint | None:
     try:
         return msgspec.json.decode(record.value, type=Hint)
-    except msgspec.DecodeError as error:
+    except (msgspec.MsgspecError, ValueError) as error:
         log.warning("the record %s is no hint: %s", record.key, error)
         return None
 

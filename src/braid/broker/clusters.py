@@ -12,6 +12,7 @@ import msgspec
 
 from braid.errors import AlreadyExists, InvalidArgument, NotFound, VersionConflict
 from braid.metadata.api import ABSENT, MetadataStore
+from braid.metadata.values import read_json
 from braid.model.names import encode
 
 Json = dict[str, Any]
@@ -31,7 +32,7 @@ class Clusters:
         record = await self._store.get(_key(cluster))
         if record is None:
             raise NotFound(f"The cluster {cluster} does not exist.")
-        values: Json = msgspec.json.decode(record.value)
+        values = read_json(Json, record.key, record.value)
         values.pop("formatVersion", None)
         return values
 

@@ -24,6 +24,12 @@ log = logging.getLogger(__name__)
 LEADER = "/loadbalance/leader"
 
 
+class _Candidate(msgspec.Struct, frozen=True, rename="camel"):
+    """Who a candidate is; what else its record says is of no interest here."""
+
+    broker_id: str = ""
+
+
 class Leading:
     """See the module."""
 
@@ -111,4 +117,7 @@ class Leading:
 
 
 def _broker_id(candidate: bytes) -> str:
-    return str(msgspec.json.decode(candidate).get("brokerId", ""))
+    try:
+        return msgspec.json.decode(candidate, type=_Candidate).broker_id
+    except (msgspec.MsgspecError, ValueError):
+        return ""  # nobody's that is known

@@ -7,14 +7,15 @@ share it. Policy values keep upstream's names and shapes; keys we do not know ar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from braid.broker.config import BrokerConfig, RetentionConfig
-from braid.errors import AlreadyExists, Conflict, InvalidArgument, NotFound, StoreMismatch, TopicNotFound, VersionConflict
+from braid.errors import AlreadyExists, BraidError, Conflict, InvalidArgument, NotFound, TopicNotFound, VersionConflict
 from braid.managedledger.retention import Limits
 from braid.metadata.api import ABSENT, MetadataStore, Record, Span
+from braid.metadata.values import read_json, unreadable
 from braid.model.bundles import Bundle, boundaries_of, from_boundaries, split, split_evenly
 from braid.model.names import NamespaceName, TopicName
 from braid.model.names import decode as decode_name
@@ -22,6 +23,8 @@ from braid.model.names import encode as encode_name
 from braid.model.retention import RetentionPolicies
 
 FORMAT_VERSION = 1
+MAX_STORED_PARTITIONS = 100_000
+"""More than any broker may be told to take."""
 _TENANTS = "/admin/tenants"
 _NAMESPACES = "/admin/namespaces"
 _PARTITIONED = "/admin/partitioned-topics"
@@ -43,10 +46,16 @@ class AutoTopicCreation(msgspec.Struct, frozen=True, kw_only=True, rename="camel
     default_num_partitions: int = 1
 
 
+class AutoSubscriptionCreation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What happens when a consumer names a subscription that does not exist."""
+
+    allow_auto_subscription_creation: bool = True
+
+
 class PartitionedTopic(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The record of a partitioned topic."""
 
-    partitions: int
+    partitions: Annotated[int, msgspec.Meta(ge=1, le=MAX_STORED_PARTITIONS)]
     format_version: int = FORMAT_VERSION
     deleted: bool = False
     properties: dict[str, str] = {}
@@ -73,6 +82,11 @@ class Policies:
         self._broker = broker
         self._retention = retention
 
+    def check(self) -> None:
+        """Raise some error or other if one of them makes no sense: they are looked at one by one later, all over the place."""
+        for each in (self.bundles, self.deduplication, self.limits, self.auto_topic_creation, self.auto_subscription_creation):
+            del each
+
     @property
     def bundles(self) -> tuple[Bundle, ...]:
         stored = self.values.get("bundles")
@@ -81,7 +95,7 @@ class Policies:
     @property
     def deduplication(self) -> bool:
         enabled = self.values.get("deduplicationEnabled")
-        return self._broker.deduplication if enabled is None else bool(enabled)
+        return self._broker.deduplication if enabled is None else msgspec.convert(enabled, bool)
 
     @property
     def retention(self) -> RetentionPolicies:
@@ -121,7 +135,7 @@ class Policies:
         stored = self.values.get("autoSubscriptionCreationOverride")
         if stored is None:
             return self._broker.allow_auto_subscription_creation
-        return bool(stored.get("allowAutoSubscriptionCreation", True))
+        return msgspec.convert(stored, AutoSubscriptionCreation).allow_auto_subscription_creation
 
 
 class Namespaces:
@@ -131,6 +145,8 @@ class Namespaces:
         self._store = store
         self._config = config
         self._retention = retention
+        self._understood: dict[NamespaceName, int] = {}
+        """Versions of policies that were looked through; one for each namespace that was asked for."""
 
     async def bootstrap(self) -> None:
         """Make the cluster and the public and system namespaces of a fresh installation."""
@@ -209,7 +225,14 @@ class Namespaces:
         record = await self._store.get(_namespace_key(name), fresh=fresh)
         if record is None:
             raise TopicNotFound(f"The namespace {name} does not exist; create it, or check the spelling.")
-        return Policies(_public(_decode(record)), self._config, record.version, self._retention)
+        found = Policies(_public(_decode(record)), self._config, record.version, self._retention)
+        if self._understood.get(name) != record.version:
+            try:
+                found.check()
+            except (BraidError, msgspec.MsgspecError, ValueError, TypeError, LookupError, AttributeError) as error:
+                raise unreadable(record.key, error) from error
+            self._understood[name] = record.version
+        return found
 
     async def split_bundle(self, name: NamespaceName, bundle: Bundle) -> None:
         """Replace a bundle by its halves. Raises NotFound if the namespace does not have it (any more)."""
@@ -386,10 +409,7 @@ def _partitioned_key(topic: TopicName) -> str:
 
 
 def _partitioned(record: Record) -> PartitionedTopic:
-    try:
-        return msgspec.json.decode(record.value, type=PartitionedTopic)
-    except msgspec.DecodeError as error:
-        raise StoreMismatch(f"The record {record.key} cannot be read: {error}.") from error
+    return read_json(PartitionedTopic, record.key, record.value)
 
 
 def _encode(value: Json) -> bytes:
@@ -397,8 +417,7 @@ def _encode(value: Json) -> bytes:
 
 
 def _decode(record: Record) -> Json:
-    values: Json = msgspec.json.decode(record.value)
-    return values
+    return read_json(Json, record.key, record.value)
 
 
 def _public(values: Json) -> Json:

@@ -127,6 +127,6 @@ def broker_key(broker_id: str) -> str:
 def _decode(record: Record) -> BrokerInfo | None:
     try:
         return msgspec.json.decode(record.value, type=BrokerInfo)
-    except msgspec.DecodeError as error:
+    except (msgspec.MsgspecError, ValueError) as error:
         log.warning("the record %s is no broker's: %s", record.key, error)
         return None

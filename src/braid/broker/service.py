@@ -39,6 +39,7 @@ from braid.errors import (
     TopicNotFound,
 )
 from braid.managedledger.factory import ManagedLedgerFactory
+from braid.managedledger.records import log_key
 from braid.managedledger.schemas import SchemaStorage
 from braid.metadata.api import MetadataStore
 from braid.model.bundles import Bundle, hash_of
@@ -252,7 +253,10 @@ class BrokerService(ScalableTopics):
         if not is_known and not (create and await self.may_create(name)):
             raise TopicNotFound(f"The topic {name} does not exist; create it, or allow auto-creation in its namespace.")
         if known is not None and incarnation is not None and known.get(INCARNATION, "") != incarnation:
-            raise NotReady(f"What is stored of {name} belongs to an earlier topic of that name; it is being replaced.")
+            raise NotReady(
+                f"By the record {log_key(name.managed_ledger_name)}, what is stored of {name} belongs to an earlier topic of "
+                "that name; it is not used, and the topic's leader replaces it when it makes the segment."
+            )
         topic = Topic(self, name)
         properties = None if incarnation is None else {INCARNATION: incarnation}
         try:

@@ -213,7 +213,7 @@ def decode_locator(key: str, data: bytes) -> SchemaLocator:
     """JSON to locator; StoreMismatch if it is not one or is newer than this build."""
     try:
         locator = msgspec.json.decode(data, type=SchemaLocator)
-    except msgspec.DecodeError as exc:
+    except (msgspec.MsgspecError, ValueError) as exc:
         raise StoreMismatch(f"The record {key} is not readable ({exc}); restore the metadata store.") from exc
     check_version(locator.format_version, key)
     return locator

@@ -306,7 +306,7 @@ class _Feed:
     async def _find_leader(self, leader: Record, found: list[str]) -> None:
         try:
             url = await self._all.broker_url(msgspec.json.decode(leader.value, type=str))
-        except (BraidError, msgspec.MsgspecError) as error:
+        except (BraidError, msgspec.MsgspecError, ValueError) as error:
             log.info("the address of the leader of %s is unknown: %s", self.topic, error)
             return
         if url is not None:

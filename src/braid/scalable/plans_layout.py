@@ -172,15 +172,11 @@ async def _flip(work: TopicWork, pending: PendingOperation) -> None:
         if not _is(value, pending) or value.pending_operation is None or value.pending_operation.stage == "finish":
             return value  # done already: the answer to an earlier attempt was lost
         old = value.layout
-        if pending.kind == "merge":
-            first, second = pending.parents
-            new = old.merge(first, second, pending.started_ms, sealed_ms=sealed_ms)
-        else:
-            new = old.split(pending.parents[0], pending.started_ms, sealed_ms=sealed_ms)
+        new = pending.applied_to(old, sealed_ms)
         made = tuple(to_record(new.segment(each)) for each in range(old.next_segment_id, new.next_segment_id))
         invariant(made == pending.children, "INV6", f"the layout of {work.topic} changed under its pending {pending.kind}")
-        return msgspec.structs.replace(
-            value.with_layout(new), pending_operation=msgspec.structs.replace(pending, stage="finish")
+        return msgspec.structs.replace(value, pending_operation=msgspec.structs.replace(pending, stage="finish")).with_layout(
+            new
         )
 
     await work.change(modify)

@@ -8,12 +8,13 @@ their way into a path. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
-from braid.errors import StoreMismatch
-from braid.model.hashranges import HashRange
+from braid.errors import BraidError
+from braid.metadata.values import MAX_INT64, read_json, unreadable
+from braid.model.hashranges import MAX_HASH, HashRange
 from braid.model.layout import SegmentLayout
 from braid.model.names import NamespaceName, TopicName, encode
 from braid.model.names import decode as decode_name
@@ -31,6 +32,10 @@ FORMAT_VERSION: Final = 1
 MAX_PRUNED_ENDS: Final = 1024
 """Removed segments whose ends a topic's record remembers: those with the highest ids."""
 
+Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT64)]
+Since = Annotated[int, msgspec.Meta(ge=-1, le=MAX_INT64)]
+"""-1 = not yet, or never."""
+Hash = Annotated[int, msgspec.Meta(ge=0, le=MAX_HASH)]
 OperationKind = Literal["create", "delete", "split", "merge", "prune"]
 SubscriptionOperation = Literal["create", "delete", "seek", "clear-backlog"]
 SubscriptionKind = Literal["STREAM", "QUEUE", "CHECKPOINT"]
@@ -39,22 +44,22 @@ SubscriptionKind = Literal["STREAM", "QUEUE", "CHECKPOINT"]
 class RangeRecord(msgspec.Struct, frozen=True):
     """A hash range in JSON."""
 
-    start: int
-    end: int
+    start: Hash
+    end: Hash
 
 
 class SegmentRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """`SegmentInfo` in JSON, with the derived booleans that Pulsar writes."""
 
-    segment_id: int
+    segment_id: Number
     hash_range: RangeRecord
     state: SegmentState
-    parent_ids: tuple[int, ...]
-    child_ids: tuple[int, ...]
-    created_at_epoch: int
-    sealed_at_epoch: int
-    created_at_ms: int
-    sealed_at_ms: int
+    parent_ids: tuple[Number, ...]
+    child_ids: tuple[Number, ...]
+    created_at_epoch: Since
+    sealed_at_epoch: Since
+    created_at_ms: Number
+    sealed_at_ms: Since
     legacy_topic_name: str | None = None
 
 
@@ -67,21 +72,30 @@ class PendingOperation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     kind: OperationKind
     operation_id: str
     stage: Literal["prepare", "finish"] = "prepare"
-    started_ms: int = 0
-    parents: tuple[int, ...] = ()
+    started_ms: Number = 0
+    parents: tuple[Number, ...] = ()
     """Segments to be sealed (split, merge)."""
     children: tuple[SegmentRecord, ...] = ()
     """Segments to be created (split, merge, create)."""
     pruned: tuple[SegmentRecord, ...] = ()
     """Segments that left the layout and whose topics are still to be deleted (prune)."""
 
+    def applied_to(self, layout: SegmentLayout, sealed_ms: int | None = None) -> SegmentLayout:
+        """What a split or merge makes of the layout. Raises as `SegmentLayout.split` does, ValueError for a wrong number of
+        parents."""
+        if self.kind == "merge":
+            first, second = self.parents
+            return layout.merge(first, second, self.started_ms, sealed_ms=sealed_ms)
+        (parent,) = self.parents
+        return layout.split(parent, self.started_ms, sealed_ms=sealed_ms)
+
 
 class ScalableTopicMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """`/topics/{tenant}/{namespace}/{encoded local name}`: the record that makes a scalable topic."""
 
-    epoch: int
-    next_segment_id: int
-    segments: dict[int, SegmentRecord]
+    epoch: Number
+    next_segment_id: Number
+    segments: dict[Number, SegmentRecord]
     properties: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     auto_scale_policy: dict[str, Any] | None = None
     retention_policies: RetentionPolicies | None = None
@@ -89,15 +103,22 @@ class ScalableTopicMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="c
     migrated_from: dict[str, Any] | None = None
     incarnation: str = ""
     routing: Routing = msgspec.field(default_factory=lambda: Routing.HIGH16)
-    leader_epoch: int = 0
+    leader_epoch: Number = 0
     """Of the leader that claimed the record last (INV4)."""
-    rested_epoch: int = 0
+    rested_epoch: Number = 0
     """Of the leader that left the topic because there was nothing to do; see `is_at_rest`."""
     pending_operation: PendingOperation | None = None
-    created_ms: int = 0
+    created_ms: Number = 0
     format_version: int = msgspec.field(default_factory=lambda: FORMAT_VERSION)
     pruned_ends: dict[int, SegmentEnd] = {}
     """Where segments ended that are not in the layout any more: a reader that comes back learns whether it had read them."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no layout. Runs whenever one is read: everything else relies on it."""
+        _check_segments(self.segments, self.next_segment_id)
+        pending = self.pending_operation
+        if pending is not None and pending.kind in ("split", "merge") and pending.stage == "prepare":
+            _check_children(pending, self.layout)
 
     @property
     def layout(self) -> SegmentLayout:
@@ -146,9 +167,9 @@ class SubscriptionChange(msgspec.Struct, frozen=True, kw_only=True, rename="came
 
     kind: SubscriptionOperation
     operation_id: str
-    timestamp_ms: int = 0
+    timestamp_ms: Number = 0
     """Target of a seek."""
-    started_ms: int = 0
+    started_ms: Number = 0
 
 
 class SubscriptionMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -156,14 +177,14 @@ class SubscriptionMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="ca
 
     type: SubscriptionKind = msgspec.field(default_factory=lambda: "STREAM")
     initial: Initial = "earliest"
-    created_at_epoch: int = -1
+    created_at_epoch: Since = -1
     """Layout epoch when it was made: segments created later start at Earliest for it, whatever a consumer asks for (L-07)."""
-    created_ms: int = 0
+    created_ms: Number = 0
     pending: SubscriptionChange | None = None
-    leader_epoch: int = 0
+    leader_epoch: Number = 0
     incarnation: str = ""
     """Of the topic it was made for; empty for a regular topic's (INV5)."""
-    resets: int = 0
+    resets: Number = 0
     """How often a seek or clear-backlog was finished, so that a consumer that was away learns of it."""
     places: dict[int, bytes] = {}
     """Of a checkpoint group: where it stands, by segment, as its members said last (`handover.py`)."""
@@ -186,17 +207,50 @@ class SubscriptionMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="ca
 class RegistrationRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """`.../subscriptions/{name}/consumers/{encoded consumer name}`: the durable session; `{}` is valid (D-5)."""
 
-    epoch: int = -1
+    epoch: Since = -1
     """Layout epoch of the last assignment."""
-    segments: tuple[int, ...] = ()
-    absent_since_ms: int | None = None
+    segments: tuple[Number, ...] = ()
+    absent_since_ms: Number | None = None
     """Written once, by a new leader that restores the registration without a connection (hole 15)."""
-    leader_epoch: int = 0
+    leader_epoch: Number = 0
     mark: str = ""
     """Of the subscription it belongs to (INV5); one without a mark belongs to whichever there is."""
 
 
 R = TypeVar("R", ScalableTopicMetadata, SubscriptionMetadata, RegistrationRecord)
+
+
+def _check_segments(segments: Mapping[int, SegmentRecord], next_id: int) -> None:
+    """Raise ValueError unless ids are what they are listed by and have been given out, and the active ranges cover every hash
+    once."""
+    active = []
+    for number, each in segments.items():
+        if each.segment_id != number or number >= next_id:
+            raise ValueError(f"segment {each.segment_id} is listed as {number}, and the next one is {next_id}")
+        if each.hash_range.start > each.hash_range.end:
+            raise ValueError(f"the range of segment {number} ends before it begins")
+        if each.state is SegmentState.ACTIVE:
+            if each.legacy_topic_name is not None:
+                return  # partitions share hashes
+            active.append((each.hash_range.start, each.hash_range.end))
+    expected = 0
+    for start, end in sorted(active):
+        if start != expected:
+            raise ValueError(f"the active ranges do not follow each other at {min(start, expected):04x}")
+        expected = end + 1
+    if active and expected != MAX_HASH + 1:
+        raise ValueError(f"no active segment covers the hashes from {expected:04x} on")
+
+
+def _check_children(pending: PendingOperation, layout: SegmentLayout) -> None:
+    """Raise ValueError unless they are what the operation makes of its parents (INV6)."""
+    try:
+        new = pending.applied_to(layout)
+    except BraidError as error:
+        raise ValueError(f"its {pending.kind} is none: {error.message}") from None
+    made = tuple(to_record(new.segment(each)) for each in range(layout.next_segment_id, new.next_segment_id))
+    if made != pending.children:
+        raise ValueError(f"the children of its {pending.kind} do not come from their parents")
 
 
 def to_record(segment: SegmentInfo) -> SegmentRecord:
@@ -282,7 +336,13 @@ def property_key(namespace: NamespaceName, value: str) -> str:
 
 def decode(kind: type[R], key: str, value: bytes) -> R:
     """A record from JSON; StoreMismatch if it cannot be read."""
-    try:
-        return msgspec.json.decode(value or b"{}", type=kind)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise StoreMismatch(f"The record {key} cannot be read: {error}.") from error
+    found = read_json(kind, key, value or b"{}")
+    if _lacks_segments(found):
+        raise unreadable(key, "it has no segments, and none are being made")
+    return found
+
+
+def _lacks_segments(found: object) -> bool:
+    if not isinstance(found, ScalableTopicMetadata) or found.segments:
+        return False
+    return found.pending_operation is None or found.pending_operation.kind not in ("create", "delete")

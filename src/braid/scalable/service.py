@@ -13,10 +13,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Final, TypeAlias
 
-import msgspec
-
 from braid.errors import BraidError, Closed, LedElsewhere, NotReady, PreconditionFailed, TopicNotFound
 from braid.metadata.api import MetadataStore
+from braid.metadata.values import read_json
 from braid.model.names import Domain, NamespaceName, TopicName
 from braid.model.routing import Routing
 from braid.model.segments import SegmentInfo, physical_name
@@ -174,7 +173,7 @@ class ScalableTopicService:
         name = await self._canonical(topic)
         root = TOPICS if name.domain is Domain.TOPIC else REGULAR
         record = await self._store.get(controller_path(name, root), fresh=True)
-        return None if record is None else msgspec.json.decode(record.value, type=str)
+        return None if record is None else read_json(str, record.key, record.value)
 
     # Controllers.
 

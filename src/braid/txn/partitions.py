@@ -126,10 +126,12 @@ class CoordinatorPartitions:
             found = await self._metadata.get(records.PARALLELISM, fresh=True)
             if found is not None:
                 recorded = found.value.decode(errors="replace")
-                if found.value != text:
+                if not recorded.isdecimal():  # no broker wrote that, and all that run were told the same
+                    log.warning("the record %s cannot be read: %r; it should be %d", found.key, recorded, self.parallelism)
+                elif found.value != text:
                     raise ConfigError(
                         f"transactions.coordinators is {self.parallelism} here, but {recorded} was fixed when the first broker"
-                        f" of this cluster started; set it to {recorded}."
+                        f" of this cluster started ({found.key}); set it to {recorded}."
                     )
                 return
             try:
@@ -201,7 +203,7 @@ class CoordinatorPartitions:
 def _broker_id(value: bytes) -> str | None:
     try:
         return msgspec.json.decode(value, type=_Leader).broker_id
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, ValueError):
         return None
 
 

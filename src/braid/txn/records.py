@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from braid.errors import StoreMismatch
 from braid.metadata.names import encode_name
+from braid.metadata.values import MAX_INT64, read_json
 from braid.model.positions import Position
 from braid.model.txn import TxnId
 
@@ -43,25 +43,29 @@ SINKS_BY_EXPIRY = "sinks-by-expiry"
 State = Literal["OPEN", "COMMITTED", "ABORTED"]
 Kind = Literal["write", "ack"]
 T = TypeVar("T")
+Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT64)]
+Place = Annotated[str, msgspec.Meta(pattern="^-?[0-9]{1,19}:-?[0-9]{1,19}$")]
+"""`ledger:entry`."""
+Mask = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]*$")]
 
 
 class TxnHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The one record that decides."""
 
     state: State
-    timeout_ms: int
+    timeout_ms: Number
     """Absolute, since the epoch."""
-    created_ms: int
-    finalized_ms: int | None = None
+    created_ms: Number
+    finalized_ms: Number | None = None
     owner: str | None = None
     """Principal that began it; None if there was none."""
     is_decider: bool = msgspec.field(name="decider", default=False)
     """Has sub-transactions; `winners` counts, and the deadline may be renewed."""
-    winners: tuple[int, ...] = ()
+    winners: tuple[Number, ...] = ()
     """Sub numbers that a committed decider lets live; everything else of it is aborted, except its own sub 0."""
     sink: str | None = None
     """Of a decider that holds a batch of a sink: which sink, as the next two."""
-    batch: int | None = None
+    batch: Number | None = None
     run: str | None = None
     format_version: int = msgspec.field(name="formatVersion", default=1)
 
@@ -83,15 +87,15 @@ class TxnOp(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     segment: str
     """The topic's full name, `segment://` or `persistent://`."""
     subscription: str | None = None
-    position: str
+    position: Place
     """`ledger:entry`. Of a write: the floor, the last position of the log at that moment; its entries come after it."""
     incarnation: str = ""
     """Of the log: an op of an earlier log of that name counts for nothing (INV5)."""
     is_cumulative: bool = msgspec.field(name="cumulative", default=False)
-    ack_set: str = ""
+    ack_set: Mask = ""
     """Of an acknowledged batch: hex mask of the messages that are NOT acknowledged by this op; empty = the whole entry."""
-    batch_size: int = 0
-    entries: int = 1
+    batch_size: Number = 0
+    entries: Number = 1
     """How many entries a write op covers (decision 8)."""
     format_version: int = msgspec.field(name="formatVersion", default=1)
 
@@ -99,7 +103,7 @@ class TxnOp(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class AbortedTxn(msgspec.Struct, frozen=True, kw_only=True):
     """Entries of this transaction in this segment stay hidden until everything up to `last` is trimmed."""
 
-    last: str
+    last: Place
     """`ledger:entry`."""
     incarnation: str = ""
     format_version: int = msgspec.field(name="formatVersion", default=1)
@@ -108,7 +112,7 @@ class AbortedTxn(msgspec.Struct, frozen=True, kw_only=True):
 class SerialBlock(msgspec.Struct, frozen=True, kw_only=True):
     """Serials below `next` are taken."""
 
-    next: int
+    next: Number
     format_version: int = msgspec.field(name="formatVersion", default=1)
 
 
@@ -123,8 +127,8 @@ class SinkBatch(msgspec.Struct, frozen=True):
 class SinkCurrent(msgspec.Struct, frozen=True, kw_only=True):
     """The batch a sink was last asked to take, of the run that the sink belongs to."""
 
-    batch: int
-    txn: str
+    batch: Number
+    txn: Annotated[str, msgspec.Meta(pattern="^[0-9]{1,19}_[0-9]{1,19}$")]
     """Its decider, whose header says what became of it."""
 
 
@@ -133,11 +137,11 @@ class SinkRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     run: str
     """The run the sink belongs to; another one takes it over and retires this one."""
-    run_epoch: int = msgspec.field(name="runEpoch", default=1)
+    run_epoch: Number = msgspec.field(name="runEpoch", default=1)
     """How many runs it has belonged to."""
     current: SinkCurrent | None = None
     """None: the last one is in `last`."""
-    last: int | None = None
+    last: Number | None = None
     """The highest batch that is certainly in the output; that of a committed `current` may be higher."""
     last_run: str | None = msgspec.field(name="lastRun", default=None)
     """Who wrote it."""
@@ -145,7 +149,7 @@ class SinkRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Runs that lost the sink to a later one, the latest last; bounded."""
     owner: str | None = None
     """Principal that began it; None if there was none."""
-    expires_ms: int
+    expires_ms: Number
     """When it is forgotten unless it is used before; absolute, since the epoch."""
     format_version: int = msgspec.field(name="formatVersion", default=1)
 
@@ -265,7 +269,4 @@ def decode_sink(key: str, value: bytes) -> SinkRecord:
 
 
 def _decode(kind: type[T], key: str, value: bytes) -> T:
-    try:
-        return msgspec.json.decode(value, type=kind)
-    except msgspec.DecodeError as error:
-        raise StoreMismatch(f"The record {key} of the metadata store cannot be read: {error}.") from error
+    return read_json(kind, key, value)

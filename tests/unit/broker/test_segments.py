@@ -58,6 +58,14 @@ def record_of(layout: SegmentLayout, **fields: Any) -> ScalableTopicMetadata:
     return msgspec.structs.replace(empty.with_layout(layout), **fields)
 
 
+def splitting(layout: SegmentLayout, parent: int) -> PendingOperation:
+    """What is written down before a split is done."""
+    children = [each for each in layout.split(parent, 5).all_segments.values() if each.segment_id >= layout.next_segment_id]
+    return PendingOperation(
+        kind="split", operation_id="a", started_ms=5, parents=(parent,), children=tuple(map(to_record, children))
+    )
+
+
 async def put(world: Any, record: ScalableTopicMetadata | None, topic: TopicName = TOPIC) -> None:
     """Write the topic's record as its controller would."""
     await with_handle(world, topic_path(topic), record)
@@ -133,8 +141,7 @@ async def test_an_active_segment_is_made_by_its_first_client_and_no_other(world:
         with pytest.raises(TopicNotFound):
             await client.producer(refused, 2)
     # A child of a pending split exists only once the leader has made it, and a sealed segment is not made again.
-    pending = PendingOperation(kind="split", operation_id="a", children=tuple(map(to_record, split.all_segments.values()))[2:])
-    await put(world, record_of(layout, pending_operation=pending))
+    await put(world, record_of(layout, pending_operation=splitting(layout, 1)))
     with pytest.raises(TopicNotFound):
         await client.producer(str(child), 3)
     await put(world, record_of(split))
@@ -413,8 +420,7 @@ async def test_the_partition_of_a_regular_topic_has_no_leader_to_compare_with(br
 
 async def test_a_pending_child_is_made_by_the_leader(world: Any, broker: Any, layout: Any) -> None:
     split = layout.split(0, 5)
-    children = tuple(to_record(split.all_segments[number]) for number in (2, 3))
-    await put(world, record_of(layout, pending_operation=PendingOperation(kind="split", operation_id="a", children=children)))
+    await put(world, record_of(layout, pending_operation=splitting(layout, 0)))
     await create(broker, names(split)[2], subscriptions={"s": "earliest"})
     assert await made(broker).subscriptions(names(split)[2]) == ["s"]
 
@@ -997,8 +1003,7 @@ async def test_calls_reach_the_owner_from_any_broker(world: Any) -> None:
         await brokers[0].service.segments.terminate(first, epoch=EPOCH, incarnation=LIFE)
     with pytest.raises(PreconditionFailed, match=r"0000-1fff-0 is active and part of its topic's layout"):
         await brokers[0].service.segments.delete(first, epoch=EPOCH, incarnation=LIFE)
-    splitting = PendingOperation(kind="split", operation_id="s", parents=(0,))
-    await put(world, record_of(layout, pending_operation=splitting))
+    await put(world, record_of(layout, pending_operation=splitting(layout, 0)))
     assert (await brokers[0].service.segments.terminate(first, epoch=EPOCH, incarnation=LIFE)).producers == {}
     with pytest.raises(StaleLeader):
         await brokers[1].service.segments.delete(first, epoch=EPOCH - 1, incarnation=LIFE)

@@ -162,7 +162,7 @@ def test_a_change_in_the_store_is_pushed_soon_once_and_in_order() -> None:
         record = await world.store.get(topic_path(TOPIC))
         assert record is not None
         metadata = decode(ScalableTopicMetadata, record.key, record.value)
-        pending = PendingOperation(kind="split", operation_id="x")
+        pending = PendingOperation(kind="split", operation_id="x", stage="finish")
         await world.store.put(record.key, msgspec.json.encode(msgspec.structs.replace(metadata, pending_operation=pending)))
         await asyncio.sleep(30)
         assert len(heard) == count  # an intent and the reconcile tell nothing new

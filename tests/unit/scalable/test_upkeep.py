@@ -37,6 +37,7 @@ from braid.model.segments import physical_name
 from braid.scalable.api import ConsumerAssignment, ConsumerRegistration
 from braid.scalable.config import ScalableConfig
 from braid.scalable.records import (
+    RangeRecord,
     RegistrationRecord,
     ScalableTopicMetadata,
     SubscriptionChange,
@@ -463,7 +464,8 @@ def test_a_standby_shows_the_layout_of_the_topic_made_anew() -> None:
         assert len(controller.layout.active_segments) == 2
         found = await world.metadata()
         assert found is not None
-        other = msgspec.structs.replace(found, segments={0: found.segments[0]}, incarnation="another", leader_epoch=0)
+        whole = msgspec.structs.replace(found.segments[0], hash_range=RangeRecord(0, 0xFFFF))
+        other = msgspec.structs.replace(found, segments={0: whole}, incarnation="another", leader_epoch=0)
         await world.store.put(topic_path(TOPIC), msgspec.json.encode(other))
         await asyncio.sleep(1)
         assert not second.service.controllers() or not controller.is_leading
