@@ -1,4 +1,4 @@
-"""Which open transactions hold a subscription up in one log: `blocked_by` of kind `open-transaction` (settled.md).
+"""What holds a subscription up in one log: `blocked_by` of kind `open-transaction` (settled.md), or `unreadable-record`.
 
 A transaction that wrote to the log holds up everybody who has not read past its first entry; one that acknowledged in the
 subscription keeps these entries from being done, so that a sealed segment does not drain. Reads only; bounded (INV17).
@@ -10,11 +10,22 @@ from typing import Any, Final
 
 from braid.broker.subscription import Subscription
 from braid.broker.topic import Topic
+from braid.model.names import is_reserved_subscription
 from braid.model.txn import TxnId
 from braid.scalable.api import BlockedBy
+from braid.scalable.subscription_state import UNREADABLE
 
 MAX_SHOWN: Final = 10
 """Transactions named for one subscription, the oldest; the last says how many `others` there are."""
+
+
+def passed_over(topic: Topic) -> dict[str, BlockedBy]:
+    """Subscriptions whose cursors on this topic cannot be read, and what to say of them."""
+    return {
+        name: BlockedBy(kind=UNREADABLE, detail={"topic": str(topic.name), "error": error.message})
+        for name, error in topic.log.unreadable.items()
+        if not is_reserved_subscription(name)
+    }
 
 
 def held_up_by(topic: Topic, subscription: Subscription) -> list[BlockedBy]:

@@ -39,8 +39,6 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 5
 """Of one lookup whose bundle changes hands under it."""
 RETRY_SECONDS = 0.5
-DROPPED_AT_ONCE = 16
-"""Bundles of a lost session that are dropped without a pause."""
 
 
 class OwnedElsewhere(NotReady):
@@ -314,9 +312,7 @@ class Ownership:
             if self._is_closing:
                 return
             log.warning("the metadata session of %s is lost: its topics are dropped until it has a new one", self.broker_id)
-            for number, held in enumerate(self.holdings.all(), 1):
-                if number % DROPPED_AT_ONCE == 0:
-                    await asyncio.sleep(0)  # each is a look at all topics
+            for held in self.holdings.all():
                 if not held.lock.holds():  # else it was taken with the next session already
                     self.holdings.lost(held)
             while not self._is_closing:

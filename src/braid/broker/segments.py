@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
-from braid.broker.held_up import held_up_by
+from braid.broker.held_up import held_up_by, passed_over
 from braid.broker.ownership import BundleUnloading, OwnedElsewhere
 from braid.broker.rates import bytes_out, messages_out
 from braid.broker.subscription import Subscription
@@ -142,7 +142,7 @@ class LocalSegments:
             for each in list(durable.values()):
                 await self._save(each)
         await topic.log.check_owner()
-        return sorted(durable)
+        return sorted(durable.keys() | passed_over(topic).keys())
 
     async def _save(self, subscription: Subscription) -> None:
         try:
@@ -221,6 +221,7 @@ class LocalSegments:
 
     async def _subscription(self, segment: TopicName, name: str) -> Subscription:
         topic = await self._service.topic(segment, create=False)
+        topic.log.unreadable.check(name)
         found = topic.subscriptions.get(name)
         if found is None or not found.is_durable:
             await topic.log.check_owner()
@@ -231,6 +232,7 @@ class LocalSegments:
         topic = await self._service.topic(segment, create=False)
         key, rate = str(segment), self._service.rates.per_second
         subscriptions = {name: each for name, each in topic.subscriptions.items() if each.is_durable}
+        unread = passed_over(topic)
         last = topic.log.terminated_position
         answer = SegmentStats(
             owner=self._service.ownership.broker_id,
@@ -241,7 +243,9 @@ class LocalSegments:
             messages=topic.log.last_index + 1,
             storage_size=topic.log.total_size,
             producers=len(topic.producers),
-            backlog={name: each.cursor.backlog() for name, each in subscriptions.items()},
+            # Of one whose cursor cannot be read nobody knows; it needs everything, and there is no other to be made.
+            backlog={name: each.cursor.backlog() for name, each in subscriptions.items()}
+            | dict.fromkeys(unread, max(topic.log.total_entries, 1)),
             consumers={name: tuple(one.info.name for one in each.consumers) for name, each in subscriptions.items()},
             readers=sum(
                 len(each.consumers)
@@ -250,7 +254,8 @@ class LocalSegments:
             ),
             is_terminated=last is not None,
             end=None if last is None else SegmentEnd(topic.log.last_index + 1, *last),
-            blocked_by={name: tuple(held) for name, each in subscriptions.items() if (held := held_up_by(topic, each))},
+            blocked_by={name: tuple(held) for name, each in subscriptions.items() if (held := held_up_by(topic, each))}
+            | {name: (each,) for name, each in unread.items()},
             undecided=len(topic.transactions.open_transactions()),
             last_append_ms=topic.log.last_append_ms,
             next_trim=topic.log.next_trim(),

@@ -305,6 +305,7 @@ class Topic(TopicProducers):
             if found is not None:
                 found.refuse_other_durability(is_durable)
                 return found
+            self.log.unreadable.check(name)
             if is_durable:
                 if not allow_create:
                     raise SubscriptionNotFound(
@@ -350,6 +351,9 @@ class Topic(TopicProducers):
             if check is not None:
                 await check()
             subscription = self.subscriptions.get(name)
+            if subscription is None and name in self.log.unreadable:
+                await self.log.delete_cursor(name)
+                return
             if subscription is None:
                 raise SubscriptionNotFound(f"The subscription {name} of {self.name} does not exist.")
             subscription.close_consumers()

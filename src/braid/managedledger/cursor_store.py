@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 CLAIM_ATTEMPTS = 10
+SHOWN_BYTES = 200
+"""Of a record that is removed unread, in the log."""
 
 
 class CursorStore:
@@ -111,6 +113,23 @@ class CursorStore:
                 continue
             store = cls(owner, name, OwnedRecord(owner.metadata, current.key, value, version))
             return store, await store._position()
+        raise NotReady(f"The cursor {name} of log {owner.name} is being changed by somebody else; try again.")
+
+    @classmethod
+    async def remove_unread(cls, owner: ManagedLedger, name: str) -> None:
+        """Delete the record of a cursor that cannot be read. Its ledger, if it has one, is left to the sweep of orphans."""
+        key = f"{log_key(owner.name)}/{encode_name(name)}"
+        for _attempt in range(CLAIM_ATTEMPTS):
+            found = await owner.metadata.get(key, fresh=True)
+            await owner.check_owner()
+            if found is None:
+                return
+            log.warning("%s is removed although it cannot be read: %r", key, found.value[:SHOWN_BYTES])
+            try:
+                await owner.metadata.delete(key, expected=found.version)
+            except VersionConflict:
+                continue
+            return
         raise NotReady(f"The cursor {name} of log {owner.name} is being changed by somebody else; try again.")
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 
 import msgspec
 
-from braid.errors import BraidError, LedgerNotFound, NotReady, TopicNotFound, VersionConflict
+from braid.errors import BraidError, LedgerNotFound, NotReady, StoreMismatch, TopicNotFound, VersionConflict
 from braid.managedledger.api import LedgerResolver, LogListener
 from braid.managedledger.cache import EntryCache
 from braid.managedledger.config import ManagedLedgerConfig
@@ -28,6 +28,7 @@ from braid.managedledger.retention import Limits
 from braid.managedledger.topic_names import topic_of
 from braid.metadata.api import ABSENT, MetadataStore, Span
 from braid.metadata.names import decode_name
+from braid.metadata.values import unreadable
 from braid.model.positions import Position
 from braid.model.retention import RetentionPolicies
 from braid.runtime.env import Runtime
@@ -248,7 +249,11 @@ class ManagedLedgerFactory:
         """Claim every cursor of this log; records of an earlier log of the same name (INV5) are swept."""
         async for found in self._metadata.scan(Span(key), fresh=True):
             name = decode_name(found.name)
-            loaded = await CursorStore.load(opened, name, found)
+            try:
+                loaded = await CursorStore.load(opened, name, found)
+            except StoreMismatch as error:  # costs this cursor, and nobody else's messages
+                opened.unreadable.pass_over(name, opened.name, error)
+                continue
             if loaded is None:
                 log.warning("the record %s belongs to a deleted log and is removed", found.key)
                 try:
@@ -259,4 +264,7 @@ class ManagedLedgerFactory:
             store, position = loaded
             if self._on_claim is not None:
                 self._on_claim(found.key, [store.ledger_id])
-            opened.restore_cursor(ManagedCursor.restored(opened, name, store, position))
+            try:
+                opened.restore_cursor(ManagedCursor.restored(opened, name, store, position))
+            except (ValueError, LookupError) as error:
+                opened.unreadable.pass_over(name, opened.name, unreadable(found.key, error))

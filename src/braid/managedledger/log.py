@@ -30,6 +30,7 @@ from braid.managedledger.records import LedgerInfo, LogRecord, PositionRecord, c
 from braid.managedledger.retention import Limits
 from braid.managedledger.stats import internal_stats
 from braid.managedledger.topic_names import topic_of
+from braid.managedledger.unreadable import UnreadableCursors
 from braid.metadata.api import MetadataStore
 from braid.model.positions import Position
 from braid.model.retention import NextTrim, RetentionPolicies
@@ -61,6 +62,7 @@ class ManagedLedger(LogAppender):
         "retention_minutes",
         "trim_guard",
         "unread_minutes",
+        "unreadable",
     )
 
     def __init__(
@@ -83,6 +85,7 @@ class ManagedLedger(LogAppender):
         self.metadata = metadata
         self.cursors: dict[str, ManagedCursor] = {}
         """By name, durable or not. Changed by this object only."""
+        self.unreadable = UnreadableCursors()
         self.limits = limits
         self.policy = record.value.retention if policy is None else policy
         """What the topic itself says of retention, which wins over the limits given by others; None = nothing."""
@@ -279,6 +282,7 @@ class ManagedLedger(LogAppender):
                 if not found.is_durable:
                     raise AlreadyExists(f"The cursor {name} of log {self.name} is in use by a reader; choose another name.")
                 return found
+            self.unreadable.check(name)
             mark_delete = self._mark_delete_for(initial)
             store = await CursorStore.create(self, name, mark_delete, dict(properties or {}))
             if mark_delete.ledger_id < 0:
@@ -306,6 +310,11 @@ class ManagedLedger(LogAppender):
         async with self._lifecycle:
             self._check_open()
             cursor = self.cursors.get(name)
+            if cursor is None and name in self.unreadable:
+                await CursorStore.remove_unread(self, name)
+                del self.unreadable[name]
+                self.request_trim()
+                return
             if cursor is None:
                 raise SubscriptionNotFound(f"The log {self.name} has no cursor {name}.")
             if not cursor.is_durable:

@@ -25,14 +25,19 @@ log = logging.getLogger(__name__)
 
 def is_subscribed(owner: ManagedLedger) -> bool:
     """Whether the log has a durable subscription; the broker's own cursors are none."""
-    return any(cursor.is_durable and not is_reserved_subscription(cursor.name) for cursor in owner.cursors.values())
+    return bool(owner.unreadable) or any(
+        cursor.is_durable and not is_reserved_subscription(cursor.name) for cursor in owner.cursors.values()
+    )
 
 
 def look(owner: ManagedLedger, *, keeps_unread: bool = True) -> list[Fate]:
     """Of the oldest ledgers: those that may go now, and the first one that stays."""
+    needed = [cursor.mark_delete for cursor in owner.cursors.values() if cursor.is_durable]
+    if owner.unreadable:  # who knows where they stand
+        needed.append(Position(-1, -1))
     return fates(
         owner.infos,
-        min((cursor.mark_delete for cursor in owner.cursors.values() if cursor.is_durable), default=None),
+        min(needed, default=None),
         total_size=owner.total_size,
         limits=owner.limits if keeps_unread else owner.limits._replace(unread_minutes=0),
         now_ms=owner.runtime.clock.now_ms(),

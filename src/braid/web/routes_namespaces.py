@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import quote
 
+from braid.broker.held_up import passed_over
 from braid.broker.registry import BrokerInfo
 from braid.errors import InvalidArgument, TopicNotFound
 from braid.model.names import NamespaceName, TopicName
@@ -206,9 +207,10 @@ def _everything(admin: Admin, calls: Calls) -> None:
 
         async def here(topic: TopicName) -> None:
             loaded = await service.topic(topic, create=False)
-            if (found := loaded.subscriptions.get(subscription)) is None:
+            found = loaded.subscriptions.get(subscription)
+            if found is None and subscription not in passed_over(loaded):
                 return
-            if found.consumers:
+            if found is not None and found.consumers:
                 raise InvalidArgument(f"The subscription {subscription} of {topic} has consumers; close them first.")
             await loaded.delete_subscription(subscription)
 

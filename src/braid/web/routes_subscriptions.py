@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from braid.broker.held_up import passed_over
 from braid.broker.service import StillInUse
 from braid.broker.subscription import Subscription
 from braid.broker.topic import Topic
@@ -48,6 +49,7 @@ class ResetCursorData(msgspec.Struct, frozen=True, rename="camel"):
 
 def find_one(topic: Topic, name: str) -> Subscription:
     """A subscription, which must exist."""
+    topic.log.unreadable.check(name)
     found = topic.subscriptions.get(name)
     if found is None:
         raise SubscriptionNotFound(f"The subscription {name} of {topic.name} does not exist.")
@@ -65,13 +67,17 @@ def subscription_calls(admin: Admin) -> Calls:
     return calls
 
 
-async def _each(admin: Admin, ask: Ask, name: str, work: Any) -> list[Any]:
-    """`work` for the subscription on each topic behind the call's name; 404 if it is on none of them."""
+async def _each(admin: Admin, ask: Ask, name: str, work: Any, if_unreadable: Any = None) -> list[Any]:
+    """`work` for the subscription on each topic behind the call's name; 404 if it is on none of them. `if_unreadable` is done
+    where its record cannot be read; without it that is an error."""
 
     is_partitioned = bool(await admin.partitions(ask.topic))
 
     async def one(topic: TopicName) -> Any:
-        return await work(find_one(await admin.service.topic(topic, create=is_partitioned), name))
+        loaded = await admin.service.topic(topic, create=is_partitioned)
+        if if_unreadable is not None and name in passed_over(loaded):
+            return await if_unreadable(loaded)
+        return await work(find_one(loaded, name))
 
     if not is_partitioned:
         return await admin.each(ask, one)
@@ -96,13 +102,14 @@ def _life(admin: Admin, calls: Calls) -> None:
         """Names of a topic's subscriptions."""
 
         async def names(topic: TopicName) -> list[str]:
-            return list((await service.topic(topic, create=bool(topic.is_partition))).subscriptions)
+            loaded = await service.topic(topic, create=bool(topic.is_partition))
+            return [*loaded.subscriptions, *passed_over(loaded)]
 
         return sorted({name for found in await admin.each(ask, names) for name in found})
 
     @calls.delete(SUBSCRIPTION, query=(FORCE,), owner=True)
     async def remove(ask: Ask) -> None:
-        """Delete a subscription; with `force=true` even if it has consumers."""
+        """Delete a subscription; with `force=true` even if it has consumers. One whose record cannot be read goes too."""
         name, is_forced = ask.subscription, ask.query["force"]
 
         async def one(found: Subscription) -> None:
@@ -113,7 +120,7 @@ def _life(admin: Admin, calls: Calls) -> None:
                 )
             await found.topic.delete_subscription(name)
 
-        await _each(admin, ask, name, one)
+        await _each(admin, ask, name, one, lambda topic: topic.delete_subscription(name))
 
 
 def _creation(admin: Admin, calls: Calls) -> None:

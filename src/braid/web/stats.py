@@ -9,10 +9,11 @@ import msgspec
 
 from braid.broker.consumer import Consumer
 from braid.broker.dispatch_shared import SharedDispatcher
-from braid.broker.held_up import held_up_by
+from braid.broker.held_up import held_up_by, passed_over
 from braid.broker.producer import Producer
 from braid.broker.subscription import TYPE_LABELS, Subscription
 from braid.broker.topic import Topic
+from braid.scalable.api import BlockedBy
 from braid.web.admin import Admin
 
 Json = dict[str, Any]
@@ -45,6 +46,7 @@ def topic_stats(admin: Admin, topic: Topic) -> Json:
     name = str(topic.name)
     rate = admin.rates.per_second
     subscriptions = {each.name: _subscription(admin, topic, each) for each in topic.subscriptions.values()}
+    subscriptions |= {each: _unreadable(topic, why) for each, why in passed_over(topic).items()}
     log = topic.log
     return {
         "msgRateIn": rate((name, "in"), topic.messages_in),
@@ -154,6 +156,22 @@ def _subscription(admin: Admin, topic: Topic, subscription: Subscription) -> Jso
         "filterRejectedMsgCount": 0,
         "filterRescheduledMsgCount": 0,
         "blocked_by": msgspec.to_builtins(held_up_by(topic, subscription)),
+    }
+
+
+def _unreadable(topic: Topic, why: BlockedBy) -> Json:
+    """A subscription whose record cannot be read: everything is kept for it, and it has no consumers."""
+    return {
+        **dict.fromkeys(("msgRateOut", "msgThroughputOut"), 0.0),
+        **dict.fromkeys(("bytesOutCounter", "msgOutCounter", "unackedMessages", "nonContiguousDeletedMessagesRanges"), 0),
+        "msgBacklog": topic.log.total_entries,
+        "backlogSize": topic.log.total_size,
+        "type": "None",
+        "consumers": [],
+        "isDurable": True,
+        "durable": True,
+        "subscriptionProperties": {},
+        "blocked_by": [msgspec.to_builtins(why)],
     }
 
 
