@@ -16,7 +16,7 @@ SABOTAGE ?=
 # Compiled tests and modules are kept: a run starts hundreds of processes that import the same files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test check fmt bench kill sim sim-long churn moves power full-disk spark-faults fuzz clients docs proto lock suite-python java clean help
+.PHONY: setup demo test check fmt bench kill sim sim-long churn moves power full-disk spark-faults spoilt fuzz clients docs proto lock suite-python java clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -89,6 +89,9 @@ spark-faults: setup $(CLASSES)  ## 200 faults at the Spark sink: drivers, execut
 
 clients: setup  ## the Go, Rust, Java 4, Java V5 and Node clients against braid standalone (needs their toolchains)
 	$(BIN)/python tests/clients/run.py
+
+spoilt: setup  ## one record of nonsense at a time, every field of every kind: what brokers make of it
+	$(BIN)/python -m tests.unit.broker.spoilt_cases
 
 fuzz: setup  ## structure-aware fuzzing of the binary protocol, ten minutes, then of the admin API, five
 	$(BIN)/python tests/fuzz/fuzz_loop.py --seconds 600

@@ -18,10 +18,9 @@ PRODUCT = str(Path(braid.__file__).parent)
 
 
 class Steps:
-    """A context manager; only one at a time. Given a package of the product, only its own steps count."""
+    """A context manager; only one at a time."""
 
-    def __init__(self, package: str = "") -> None:
-        self._place = str(Path(PRODUCT) / package)
+    def __init__(self) -> None:
         self.total = 0
         self.longest = 0
         """Steps of the longest piece."""
@@ -51,7 +50,7 @@ class Steps:
         self.longest = max(self.longest, self.total - self._before)
 
     def _called(self, frame: FrameType, _event: str, _value: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(self._place):
+        if not frame.f_code.co_filename.startswith(PRODUCT):
             return None
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from tests.unit.broker.record_kinds import unknown
 
 from braid.broker.config import BrokerConfig
 from braid.broker.ownership import Found, Ownership
@@ -283,11 +284,13 @@ class World:
         self.ledgers.release()
         for client in self.clients:
             client.close()
+        strange = [] if self.metadata is None else unknown(self.metadata.tables.rows)
         for broker in self.brokers:
             await broker.stop()
         with contextlib.suppress(Exception):
             await self.metadata.close()
         await self.ledgers.close()
+        assert not strange, f"records of a kind that tests/unit/broker/record_kinds.py does not list: {strange}"
 
 
 @pytest.fixture
