@@ -227,12 +227,13 @@ async def _transactions(service: Any, client: RawClient, positions: list[Positio
 def _later(row: Row) -> Row:
     """Fields that are written in special cases only: a consumer that a new leader did not find, policies of single topics."""
     policy = {"retentionTimeInMinutes": 60, "retentionSizeInMB": 10}
-    more: dict[str, Any] = {
+    special: dict[str, dict[str, Any]] = {
         "registration": {"absentSinceMs": DEFAULT_START_MS + ACROSS_MS} if row[KEY].endswith("/c2") else {},
         "log": {"retention": policy},
         "partitioned topic": {"retentionPolicies": policy},
-        "scalable topic": {"retention": policy},
-    }.get(kind_of(row[KEY]) or "", {})
+        "scalable topic": {"retentionPolicies": policy},
+    }
+    more = special.get(kind_of(row[KEY]) or "", {})
     return (*row[:VALUE], json.dumps({**json.loads(row[VALUE]), **more}).encode()) if more else row
 
 
