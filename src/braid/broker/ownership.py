@@ -27,7 +27,7 @@ from braid.broker.holdings import BundleHost, Held, Holdings
 from braid.broker.leading import Leading
 from braid.broker.namespaces import Namespaces
 from braid.broker.registry import BrokerInfo, Registry
-from braid.errors import BraidError, Conflict, MetadataFailure, NotFound, NotReady, TopicNotFound
+from braid.errors import BraidError, Conflict, MetadataFailure, NotFound, NotReady, StoreMismatch, TopicNotFound
 from braid.metadata.api import MetadataStore, Session
 from braid.metadata.locks import LockBusy, ResourceLocks
 from braid.model.bundles import Bundle, find, hash_of
@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 5
 """Of one lookup whose bundle changes hands under it."""
 RETRY_SECONDS = 0.5
+DROPPED_AT_ONCE = 16
+"""Bundles of a lost session that are dropped without a pause."""
 
 
 class OwnedElsewhere(NotReady):
@@ -312,7 +314,9 @@ class Ownership:
             if self._is_closing:
                 return
             log.warning("the metadata session of %s is lost: its topics are dropped until it has a new one", self.broker_id)
-            for held in self.holdings.all():
+            for number, held in enumerate(self.holdings.all(), 1):
+                if number % DROPPED_AT_ONCE == 0:
+                    await asyncio.sleep(0)  # each is a look at all topics
                 if not held.lock.holds():  # else it was taken with the next session already
                     self.holdings.lost(held)
             while not self._is_closing:
@@ -332,7 +336,7 @@ class Ownership:
         for held in self.holdings.all():
             if not held.lock.holds():
                 self.holdings.lost(held)
-            elif held.is_unloading or not await self._exists(held):
+            elif held.is_unloading or not await self._may_exist(held):
                 self.holdings.give_up_soon(held)
         await self._pursue()
         await self.leading.drop_spent_hints()
@@ -398,7 +402,7 @@ class Ownership:
             await self._table.drop_hint(key)
         except LockBusy:
             return  # not free yet; its going tells us
-        except NotReady as error:
+        except (NotReady, StoreMismatch) as error:  # others are
             log.info("%s is not taken now: %s", key, error)
 
     async def _reconcile_loop(self) -> None:
@@ -424,6 +428,14 @@ class Ownership:
             return held.bundle in (await self._namespaces.policies(held.namespace)).bundles
         except TopicNotFound:
             return False
+
+    async def _may_exist(self, held: Held) -> bool:
+        """The same, but for a namespace whose record cannot be read: what it had it keeps, and others are looked at."""
+        try:
+            return await self._exists(held)
+        except StoreMismatch as error:
+            log.info("whether %s still has the bundle %s cannot be told: %s", held.namespace, held.bundle, error)
+            return True
 
     async def _check_bundle(self, namespace: NamespaceName, bundle: Bundle) -> None:
         if bundle not in (await self._namespaces.policies(namespace)).bundles:
