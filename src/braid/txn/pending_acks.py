@@ -41,8 +41,8 @@ LAST_RETRY_SECONDS = 5.0
 SETTLE_SECONDS = 10.0
 """How long an acknowledgment waits for a decided transaction that is in its way, at most."""
 DRAIN_SECONDS = 5.0
-RESTORED_AT_ONCE = 512
-"""Acknowledgments that a new owner takes over without a pause."""
+CHECKED_AT_ONCE = 512
+"""Acknowledgments that are judged, or taken over by a new owner, without a pause."""
 
 
 class MetadataPendingAckStore:
@@ -243,8 +243,11 @@ class MetadataPendingAckStore:
 
     async def _hold_group(self, root: TxnId, state: AckRoot, group: list[AckRequest]) -> None:
         """Accept or refuse the acknowledgments that came while the group before them was under way."""
-        asked = list(group)
-        for request in asked:
+        judged = 0
+        for request in list(group):
+            if (judged := judged + len(request.acks)) > CHECKED_AT_ONCE:
+                judged = 0
+                await asyncio.sleep(0)
             try:
                 await self._judge(request, state)  # again: what it repeats may have been refused meanwhile
             except BraidError as error:
@@ -345,11 +348,11 @@ class MetadataPendingAckStore:
         state.since_ms = header.created_ms
         state.is_restoring = True
         try:
-            for start in range(0, len(ops), RESTORED_AT_ONCE):
+            for start in range(0, len(ops), CHECKED_AT_ONCE):
                 if start:
                     await asyncio.sleep(0)
                 part: list[StoredOp] = []
-                for op in ops[start : start + RESTORED_AT_ONCE]:
+                for op in ops[start : start + CHECKED_AT_ONCE]:
                     if op.op.incarnation != self._cursor.incarnation:
                         useless.append(op)
                     elif op.key not in state.accepted:

@@ -15,7 +15,7 @@ from typing import Final
 from braid.errors import BraidError, TransactionConflict
 from braid.model.txn import TxnId
 from braid.runtime.plans import step
-from braid.txn.ack_ops import append_ops, apply_ops, op_of
+from braid.txn.ack_ops import APPENDED_AT_ONCE, append_ops, apply_ops, op_of
 from braid.txn.ack_requests import AckRequest, AckRoot
 from braid.txn.api import CursorAcks
 from braid.txn.records import TxnHeader
@@ -45,14 +45,12 @@ class StoredAcks:
         async with step("txn-ack:op"):
             name, subscription, incarnation = self.segment, self.subscription, self._cursor.incarnation
             wanted = [(each, number) for each in group for number in each.unwritten]
-            await append_ops(
-                self._store,
-                [
+            for start in range(0, len(wanted), APPENDED_AT_ONCE):  # each made when it is its turn: there may be thousands
+                part = [
                     (each.txn, op_of(name, subscription, incarnation, each.acks[number], is_cumulative=each.is_cumulative))
-                    for each, number in wanted
-                ],
-                ops,
-            )
+                    for each, number in wanted[start : start + APPENDED_AT_ONCE]
+                ]
+                await append_ops(self._store, part, ops)
         async with step("txn-ack:header"):
             found = await self._store.header(root)
             if found is None or not found.value.is_open:

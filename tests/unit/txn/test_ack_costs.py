@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -189,3 +190,21 @@ def test_the_root_is_part_of_the_index_of_an_ack() -> None:
     op = op_of("persistent://t/n/x", "s:1", "a1", Ack(place(1)), is_cumulative=False)
     whole = records.acks_secondary("persistent://t/n/x", "s:1")
     assert records.op_index(root.with_sub(2), op) == {records.ACKS_BY_SEGMENT_SUBSCRIPTION: f"{whole}:3_5242880"}
+
+
+async def test_many_acknowledgments_that_come_together_are_accepted_in_several_turns(bench: Bench) -> None:
+    async def longest(count: int) -> int:
+        owner, txn = Owner(bench, ModelCursor(count * 100), reconcile_seconds=1000.0), await bench.begin()
+        answers = [
+            owner.acks.begin(txn, [Ack(place(entry)) for entry in range(start, start + 100)], cumulative=False)
+            for start in range(0, count * 100, 100)
+        ]
+        with Steps("txn") as steps:
+            await asyncio.gather(*answers)
+        assert await owner.ops() == count * 100
+        await owner.close()
+        await bench.store._delete_all(await bench.store.all_acks_in(SEGMENT))
+        return steps.longest
+
+    few = await longest(10)
+    assert await longest(50) < 2 * few
