@@ -916,6 +916,38 @@ async def test_a_stray_cursor_that_somebody_attaches_to_is_not_removed_under_it(
     assert await client.payloads(1) == [b"x"]
 
 
+@pytest.mark.inv("INV7")
+async def test_who_attaches_while_a_stray_cursor_goes_gets_one_of_its_own(
+    broker: Any, layout: Any, client: RawClient, monkeypatch: Any
+) -> None:
+    """The same, a moment later: the owner looked and found no record. It looks under the topic's lock, so the consumer, which
+    has put its record, does not adopt the cursor that is about to go."""
+    segment, records = names(layout)[0], broker.service.records
+    await create(broker, segment, subscriptions={"s": "earliest"})
+    checked, allowed = asyncio.Event(), asyncio.Event()
+    check = records.check_move
+
+    async def held_up(*arguments: Any) -> None:
+        await check(*arguments)
+        checked.set()
+        await allowed.wait()
+
+    monkeypatch.setattr(records, "check_move", held_up)
+    removal = asyncio.ensure_future(made(broker).delete_subscription(segment, "s", **LEADER))
+    await checked.wait()
+    attachment = asyncio.ensure_future(client.subscribe(str(segment), "s", SubType.SHARED, permits=10))
+    async with asyncio.timeout(10):
+        while await records.subscription(TOPIC, "s") is None:  # noqa: ASYNC110 - it is a record
+            await asyncio.sleep(0)
+    await client.settle()
+    allowed.set()
+    await removal
+    await attachment
+    await client.producer(str(segment))
+    await client.store(b"x", 0)
+    assert await client.payloads(1) == [b"x"]
+
+
 async def test_subscription_calls_of_the_port(broker: Any, layout: Any, client: RawClient, world: Any) -> None:
     segment, ops = names(layout)[0], made(broker)
     with pytest.raises(TopicNotFound):

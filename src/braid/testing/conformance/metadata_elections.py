@@ -61,7 +61,7 @@ class ElectionCases:
             await world.restart()
         assert epochs == sorted(set(epochs))
 
-    async def test_a_record_of_no_session_is_in_nobodys_way(self, world: StoreWorld) -> None:
+    async def test_a_leader_record_of_no_session_is_in_nobodys_way(self, world: StoreWorld) -> None:
         """Somebody edited the leader's record by hand, and no session takes it along: it goes, and one of them leads."""
         async with Stage(world) as stage:
             leader, _other = await stage.add(), await stage.add()
