@@ -3,9 +3,10 @@
     python bench/turns_broker.py DATA_DIR SLOW_MS
 
 Says `ready URL URL` like `braid standalone`. A line on standard input begins a new measurement and is answered by a line with
-what the last one saw: the longest turn in seconds, the innermost places it stood in, and how many turns were so long that the
-watchdog of a broker process would have logged them. Uses only what a broker is built from,
-so that the same file measures older commits. With SLOW_MS every job of a disk takes so much longer.
+what the last one saw: the longest turn in seconds, the most CPU time that one took (others on the machine disturb it less),
+the innermost places it stood in, and how many turns were so long that the watchdog of a broker process would have logged them.
+Uses only what a broker is built from, so that the same file measures older commits. With SLOW_MS every job of a disk takes so
+much longer.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Turns:
     def __init__(self) -> None:
         self._beat = time.perf_counter()
         self._longest = 0.0
+        self._longest_cpu = 0.0
         self._stalls = 0
+        self._cpu = time.thread_time()
         self._now: Counter[str] = Counter()
         self._places: Counter[str] = Counter()
         self._loop = asyncio.get_running_loop()
@@ -55,9 +58,9 @@ class Turns:
     def take(self) -> dict[str, Any]:
         """What was seen, and begin anew."""
         places = [place for place, _count in self._places.most_common(PLACES)]
-        found = {"longest": self._longest, "places": places, "stalls": self._stalls}
-        self._longest, self._stalls, self._places, self._now = 0.0, 0, Counter(), Counter()
-        self._beat = time.perf_counter()
+        found = {"longest": self._longest, "cpu": self._longest_cpu, "places": places, "stalls": self._stalls}
+        self._longest, self._longest_cpu, self._stalls, self._places, self._now = 0.0, 0.0, 0, Counter(), Counter()
+        self._beat, self._cpu = time.perf_counter(), time.thread_time()
         return found
 
     def _turned(self) -> None:
@@ -66,6 +69,8 @@ class Turns:
             self._longest, self._places = seconds, self._now
         self._stalls += seconds >= STALL_SECONDS
         self._beat, self._now = now, Counter()
+        cpu, self._cpu = self._cpu, time.thread_time()
+        self._longest_cpu = max(self._longest_cpu, self._cpu - cpu)
         self._loop.call_later(PERIOD, self._turned)
 
     def _look(self, watched: int) -> None:

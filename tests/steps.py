@@ -18,9 +18,10 @@ PRODUCT = str(Path(braid.__file__).parent)
 
 
 class Steps:
-    """A context manager; only one at a time."""
+    """A context manager; only one at a time. Given a package of the product, only its own steps count."""
 
-    def __init__(self) -> None:
+    def __init__(self, package: str = "") -> None:
+        self._place = str(Path(PRODUCT) / package)
         self.total = 0
         self.longest = 0
         """Steps of the longest piece."""
@@ -50,7 +51,7 @@ class Steps:
         self.longest = max(self.longest, self.total - self._before)
 
     def _called(self, frame: FrameType, _event: str, _value: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(PRODUCT):
+        if not frame.f_code.co_filename.startswith(self._place):
             return None
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False

@@ -97,7 +97,7 @@ class Measurement:
         result = await work
         taken = time.perf_counter() - began
         seen = broker.turns()
-        note = f"{taken:.1f} s in all; {seen['stalls']} stalls"
+        note = f"{seen['cpu'] * 1000:.0f} ms of CPU; {taken:.1f} s in all; {seen['stalls']} stalls"
         if seen["longest"] * 1000 > TARGET_MS:
             note += f"; in {', '.join(seen['places'])}"
         self.figures.append(

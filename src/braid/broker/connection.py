@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from braid import __version__
 from braid.broker.commands import ASYNC_COMMANDS, SYNC_COMMANDS
@@ -29,7 +29,7 @@ from braid.scalable.namespace_watch import NamespaceWatchSession
 from braid.wire import messages
 from braid.wire.commands import Command
 from braid.wire.replies import PING, connected, error
-from braid.wire.server import Send, ServerProtocol, Stage
+from braid.wire.server import Event, Send, ServerProtocol, Stage
 from braid.wire.types import CommandType
 
 log = logging.getLogger(__name__)
@@ -39,8 +39,17 @@ RECENTLY_CLOSED = 1000
 """Producers closed by the broker whose late SENDs are still dropped without a complaint."""
 
 
+COMMANDS_AT_ONCE = 64
+"""Commands of one connection that are begun in one turn of the loop; the rest of what has arrived waits for the next one."""
+ACKS_PER_COMMAND = 64
+"""So many ids in an ACK count as one more command."""
+CLOSED_AT_ONCE = 64
+"""Watches of a lost connection that are ended in one turn of the loop."""
 UNREAD_FACTOR = 4
 """Dispatch stops at the high water of unsent bytes, reading of further requests at this many times as much."""
+
+
+Watching: TypeAlias = DagWatchSession | NamespaceWatchSession | CoordinatorWatch
 
 
 class BrokerConnection(asyncio.Protocol):
@@ -68,6 +77,8 @@ class BrokerConnection(asyncio.Protocol):
         self._closed_producers: OrderedDict[int, tuple[float, BraidError | None]] = OrderedDict()
         """Those closed by the broker: when, and what their late messages are answered with."""
         self._transport: asyncio.Transport | None = None
+        self._later: list[Event] = []
+        """What has arrived and waits for the next turn of the loop."""
         self._is_reading = True
         self._is_over = False
         """Dropped or closed by us: what still arrives is not served."""
@@ -91,8 +102,18 @@ class BrokerConnection(asyncio.Protocol):
         link.heard()
         if self._is_over or self._protocol.stage is Stage.FAILED:
             return
-        producers = self.producers
-        for event in self._protocol.receive(data):
+        events = self._protocol.receive(data)
+        if self._later:
+            self._later += events
+        else:
+            self._serve(events)
+
+    def _serve(self, events: list[Event]) -> None:
+        """Take up what has arrived, in order. SENDs of producers go on at once; of anything else, so much in one turn."""
+        link, producers = self.link, self.producers
+        left = COMMANDS_AT_ONCE
+        rest = iter(events)
+        for event in rest:
             if type(event) is Send:
                 producer = producers.get(event.producer_id)
                 if producer is not None:
@@ -105,15 +126,30 @@ class BrokerConnection(asyncio.Protocol):
                 self._send_without_producer(event)
             elif type(event) is Command:
                 self._command(event)
+                left -= 1 if event.type != CommandType.ACK else 1 + len(event.body.message_id) // ACKS_PER_COMMAND
             else:
                 self._drop(event)  # type: ignore[arg-type]
             if self._is_over:
+                return
+            if left <= 0 and (later := list(rest)):
+                self._later = later
+                self._pause_reading()
+                asyncio.get_running_loop().call_soon(self._go_on)
                 return
         if link.pending_publishes >= self.config.max_pending_publishes_per_connection or self.service.budget.is_spent:
             self._pause_reading()
         elif not link.is_writable and self._unsent() > self.config.write_high_water_bytes * UNREAD_FACTOR:
             # It asks and does not read the answers: it is asked to wait.
             self._pause_reading()
+
+    def _go_on(self) -> None:
+        """With what has arrived and waits."""
+        events, self._later = self._later, []
+        if self._is_over or not self.link.is_open:
+            return
+        self._serve(events)
+        if not self._later:
+            self._resume_reading()
 
     def _unsent(self) -> int:
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
@@ -141,15 +177,11 @@ class BrokerConnection(asyncio.Protocol):
         for scalable in list(self.scalable_consumers.values()):
             scalable.lost()
         self.scalable_consumers.clear()
-        for layout_watch in list(self.watches.values()):
-            layout_watch.close()
-        for namespace_watch in list(self.namespace_watches.values()):
-            namespace_watch.close()
-        for coordinator_watch in list(self.coordinator_watches.values()):
-            coordinator_watch.close()
+        watches: list[Watching] = [*self.watches.values(), *self.namespace_watches.values(), *self.coordinator_watches.values()]
         self.watches.clear()
         self.namespace_watches.clear()
         self.coordinator_watches.clear()
+        _close_some(watches)
 
     # Commands.
 
@@ -260,7 +292,7 @@ class BrokerConnection(asyncio.Protocol):
                 self.service.budget.wait(self._resume_reading)
 
     def _resume_reading(self) -> None:
-        if self._is_reading:
+        if self._is_reading or self._later:
             return
         if self.link.pending_publishes > self.config.max_pending_publishes_per_connection // 2:
             return
@@ -291,3 +323,11 @@ class BrokerConnection(asyncio.Protocol):
         self._is_over = True
         await self.tasks.close()
         self.link.close()
+
+
+def _close_some(watches: list[Watching]) -> None:
+    """End watches that nobody hears any more, the others in the next turns: each has tasks of its own to end."""
+    for watch in watches[:CLOSED_AT_ONCE]:
+        watch.close()
+    if len(watches) > CLOSED_AT_ONCE:
+        asyncio.get_running_loop().call_soon(_close_some, watches[CLOSED_AT_ONCE:])

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from braid.client.topic_consumer import TopicConsumer
 
 NO_GAPS: Final = "__braid.no-gaps"
+ACKS_PER_COMMAND: Final = 1000
+"""Entries that one ACK names at most."""
 
 
 class LaneOwner(Protocol):
@@ -61,6 +63,11 @@ class LaneOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Of a reader: to be refused, or closed, if what it has to read next is not stored any more, instead of skipping it."""
     resets: int | None = None
     """Of a stream consumer: how many resets of the subscription it knows of; the broker lets it in only if these are all."""
+
+
+def in_commands(ids: list[pb.MessageIdData]) -> list[list[pb.MessageIdData]]:
+    """What to acknowledge, as one or more commands: a broker deals with each in one piece."""
+    return [ids[start : start + ACKS_PER_COMMAND] for start in range(0, len(ids), ACKS_PER_COMMAND)] or [[]]
 
 
 def message_id_data(position: tuple[int, int], mask: int) -> pb.MessageIdData:

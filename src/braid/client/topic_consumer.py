@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from braid.client.attachment import Attachment
 from braid.client.connection import UNASKED, Connection
 from braid.client.consumer_entries import EntryReader, permits_of, position_of
-from braid.client.consumer_lanes import NO_GAPS, LaneOptions, LaneOwner, message_id_data, up_to_data
+from braid.client.consumer_lanes import NO_GAPS, LaneOptions, LaneOwner, in_commands, message_id_data, up_to_data
 from braid.client.individual_acks import IndividualAcks
 from braid.client.messages import MessageId, is_after
 from braid.client.transaction_acks import TransactionAcks
@@ -360,11 +360,17 @@ class TopicConsumer(Attachment):
         if waiters:
             self._tasks.spawn(self._confirm_for(acks, waiters), "ack")
         else:
-            connection.write(requests.ack(self.consumer_id, _ids(acks)))
+            for ids in in_commands(_ids(acks)):
+                connection.write(requests.ack(self.consumer_id, ids))
 
     async def _confirm(self, acks: dict[tuple[int, int], int]) -> None:
         connection = self._attached_connection()
-        await connection.request(lambda number: requests.ack(self.consumer_id, _ids(acks), request_id=number))
+        await asyncio.gather(
+            *(
+                connection.request(lambda number, ids=ids: requests.ack(self.consumer_id, ids, request_id=number))  # type: ignore[misc]
+                for ids in in_commands(_ids(acks))
+            )
+        )
 
     async def _confirm_for(self, acks: dict[tuple[int, int], int], waiters: list[asyncio.Future[None]]) -> None:
         try:

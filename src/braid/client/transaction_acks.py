@@ -14,7 +14,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from braid.client.consumer_lanes import message_id_data, up_to_data
+from braid.client.consumer_lanes import ACKS_PER_COMMAND, message_id_data, up_to_data
 from braid.client.messages import Message, MessageId, is_after
 from braid.client.transactions import Transaction
 from braid.errors import (
@@ -85,6 +85,8 @@ class TransactionAcks:
     def __init__(self, lane: TopicConsumer) -> None:
         self._lane = lane
         self._groups: dict[tuple[Transaction, AckType], _Group] = {}
+        self._full: list[tuple[Transaction, AckType, _Group]] = []
+        """Groups that are as large as a command may be."""
         self._received: dict[Transaction, dict[MessageId, ref[Message]]] = {}
         """What open transactions have acknowledged one by one, as the application got it."""
 
@@ -129,20 +131,24 @@ class TransactionAcks:
             txn.fail(error)
             raise
         found = self._groups.get((txn, kind))
+        if found is not None and len(found.still_open) >= ACKS_PER_COMMAND:
+            self._full.append((txn, kind, self._groups.pop((txn, kind))))
+            found = None
         if found is None:
             txn.check_open()
             loop = asyncio.get_running_loop()
             found = _Group(loop.create_future())
             txn.track(found.done)
             txn.hold(self._lane)
-            if not self._groups:
+            if not self._groups and not self._full:
                 loop.call_soon(self._send)
             self._groups[txn, kind] = found
         return found
 
     def _send(self) -> None:
-        groups, self._groups = self._groups, {}
-        for (txn, kind), group in groups.items():
+        groups = [*self._full, *((txn, kind, group) for (txn, kind), group in self._groups.items())]
+        self._full, self._groups = [], {}
+        for txn, kind, group in groups:
             try:
                 self._lane.spawn(self._confirm(txn, kind, group), f"ack in {txn.id}")
             except RuntimeError:  # closed in this very turn

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.steps import Steps
 
 from braid.broker.cursor_acks import acknowledge_around
+from braid.broker.policy_watch import PolicyWatch
 from braid.managedledger.config import ManagedLedgerConfig
 from braid.model.names import TopicName
 from braid.model.positions import Position
@@ -97,3 +99,23 @@ async def test_trimming_many_topics_lets_clients_have_their_turn(world: Any) -> 
             await broker.service.retention.trim()
         longest.append(steps.longest)
     assert longest[1] < 2 * longest[0]
+
+
+async def test_comparing_the_policies_of_many_namespaces_looks_at_the_topics_once() -> None:
+    class Namespaces:
+        async def policies(self, _namespace: Any) -> Any:
+            return SimpleNamespace(version=1)
+
+    async def looked(namespaces: int) -> Steps:
+        names = [TopicName.parse(f"persistent://public/n{number}/topic") for number in range(namespaces)]
+        topics = {str(name): SimpleNamespace(name=name) for name in names}
+        watch = PolicyWatch(SimpleNamespace(topics=topics, namespaces=Namespaces()))  # type: ignore[arg-type]
+        for name in names:
+            watch.applied(name.namespace, 1)
+        with Steps("broker") as steps:
+            await watch.compare()
+        return steps
+
+    few, many = await looked(100), await looked(800)
+    assert many.total < 10 * few.total
+    assert many.longest < 8 * few.longest

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import braid
+from braid.broker.commands import SYNC_COMMANDS
 from braid.client.individual_acks import MAX_OPEN, IndividualAcks
 from braid.client.messages import MessageId
 from braid.model.ackset import full
+from braid.testing.broker import InProcessBroker
+from braid.wire.types import CommandType
 
 SIZES = (0, 1, 3, 70)
 """Of the batches, by entry id; 0 = not a batch."""
@@ -100,3 +107,29 @@ def test_batches_whose_rest_goes_to_others_are_not_kept_for_ever() -> None:
     add(acks, MessageId(1, 0, -1, 1, batch_size=2, segment_id=2))  # forgotten: the broker knows that the other one is done
     add(acks, MessageId(1, MAX_OPEN, -1, 1, batch_size=2, segment_id=2))
     assert acks.take() == {(1, 0): 0b01, (1, MAX_OPEN): 0}
+
+
+@pytest.mark.parametrize("way", ["plain", "waited for", "in a transaction"])
+async def test_no_command_names_more_than_a_thousand_entries(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """However many are acknowledged in one turn: a broker deals with a command in one piece."""
+    sizes: list[int] = []
+    apply = SYNC_COMMANDS[CommandType.ACK]
+
+    def noted(connection: Any, body: Any) -> None:
+        sizes.append(len(body.message_id))
+        apply(connection, body)
+
+    monkeypatch.setitem(SYNC_COMMANDS, CommandType.ACK, noted)
+    async with InProcessBroker() as broker, braid.connect(broker.service_url) as client:
+        consumer = await client.consumer("many", "s", initial="earliest")
+        producer = await client.producer("many", batching=False)
+        await asyncio.gather(*(producer.send(b"x") for _number in range(2500)))
+        messages = [await consumer.receive(timeout=30) for _number in range(2500)]
+        if way == "in a transaction":
+            async with client.transaction() as txn:
+                await asyncio.gather(*(consumer.acknowledge(each, txn=txn, wait=True) for each in messages))
+        else:
+            waits = way == "waited for"
+            await asyncio.gather(*(consumer.acknowledge(each, wait=waits) for each in messages))
+            await consumer.acknowledge(messages[0], wait=True)
+    assert sizes[:3] == [1000, 1000, 500]
