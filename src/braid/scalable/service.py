@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Final, TypeAlias
 
-from braid.errors import BraidError, Closed, LedElsewhere, NotReady, PreconditionFailed, TopicNotFound
+from braid.errors import BraidError, Closed, LedElsewhere, NotReady, PreconditionFailed, StoreUnavailable, TopicNotFound
 from braid.metadata.api import MetadataStore
 from braid.metadata.values import read_json
 from braid.model.names import Domain, NamespaceName, TopicName
@@ -322,13 +322,15 @@ class ScalableTopicService:
         what was begun there must be finished all the same (INV6)."""
         orphans: set[TopicName] = set()
         async for topic in self._records.topics_to_lead():
-            if topic in self._controllers or await self.leader_id(topic) is not None:
-                continue
-            if not self._owns(topic) and topic not in self._orphans:
-                orphans.add(topic)
-                continue
             try:
+                if topic in self._controllers or await self.leader_id(topic) is not None:
+                    continue
+                if not self._owns(topic) and topic not in self._orphans:
+                    orphans.add(topic)
+                    continue
                 await self.controller(topic)
+            except (StoreUnavailable, Closed):
+                raise  # it is the same with the others
             except BraidError as error:
                 log.info("could not adopt %s: %s", topic, error)
         self._orphans = orphans

@@ -389,6 +389,24 @@ def test_a_broker_adopts_topics_of_its_bundles_that_nobody_leads() -> None:
     simulate(main)
 
 
+@pytest.mark.req("R468-36")
+def test_one_leaders_record_that_cannot_be_read_keeps_no_other_topic_without_a_leader() -> None:
+    async def main(world: World) -> None:
+        first = await world.broker()
+        topics = [TopicName.parse(f"topic://public/default/{name}") for name in ("a", "b")]
+        await first.do(lambda service: service.create_topic(topics[0], 1))
+        await first.do(lambda service: service.create_topic(topics[1], 1))
+        second = await world.broker()
+        world.owners.update(dict.fromkeys(topics, 2))
+        first.die()
+        await asyncio.sleep(11)
+        await world.store.put(controller_path(topics[0]), b"{")
+        await asyncio.sleep(world.config.adopt_seconds + 15)
+        assert topics[1] in [each.topic for each in second.service.controllers()]
+
+    simulate(main)
+
+
 def test_a_creation_whose_broker_died_is_finished_by_another() -> None:
     async def main(world: World) -> None:
         first, second = await world.broker(), await world.broker()
