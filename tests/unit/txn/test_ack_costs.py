@@ -13,7 +13,7 @@ from tests.unit.txn.test_pending_acks import Listener, Owner
 
 from braid.model.txn import TxnId
 from braid.runtime.tasks import Tasks
-from braid.txn import records
+from braid.txn import pending_acks, records
 from braid.txn.ack_ops import op_of
 from braid.txn.ack_recovery import recover_all
 from braid.txn.api import Ack
@@ -124,6 +124,7 @@ async def test_what_is_decided_during_the_takeover_loses_nothing(bench: Bench, m
     txn, count = await bench.begin(), 1500
     for entry in range(count):
         await bench.store.append_op(txn, op_of(SEGMENT, "sub", "a1", Ack(place(entry)), is_cumulative=False))
+    monkeypatch.setattr(pending_acks, "CHECKED_AT_ONCE", 10)  # so that it takes longer than materialising would
     owner = Owner(bench, ModelCursor(count))
     hold = owner.acks.holds.add
     header = (await bench.header(txn)).value
