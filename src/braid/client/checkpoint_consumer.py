@@ -242,21 +242,14 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
                     self._fail_outdated(segment_id)
 
     def _assign(self, assignment: Assignment) -> None:
+        if assignment.is_managed and self._reports is not None:
+            self._reports.follow(assignment)
         if self.is_closed or self.failure is not None:
             return
         self._assigned = assignment.topics
-        for segment_id, lane in list(self._lanes.items()):
-            if segment_id not in self._assigned:
-                if not (lane.is_exhausted and not self._queue.count(lane)):  # else it was read to its end
-                    self._left_at[segment_id] = assignment.layout_epoch
-                self._queue.drop(lane)
-                self._places[segment_id] = self._place_now(segment_id, self._places[segment_id])
-                if segment_id in assignment.owed and self._places[segment_id] == LATEST:
-                    self._find_end(lane)
-                else:
-                    self._remove(lane)
-        if assignment.is_managed and self._reports is not None:
-            self._reports.keep_only(self._assigned)
+        for lane in [each for number, each in self._lanes.items() if number not in self._assigned]:
+            self._lose(lane, assignment)
+        if assignment.is_managed:
             for segment_id in assignment.owed:
                 self._let_go(segment_id)
             for segment_id in [each for each in self._places if each not in self._assigned]:
@@ -270,6 +263,17 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
             self._restored.clear()
         self._check_shared(self.layouts.layout)
         self._queue.wake()
+
+    def _lose(self, lane: ReaderLane, assignment: Assignment) -> None:
+        segment_id = lane.segment_id
+        if not (lane.is_exhausted and not self._queue.count(lane)):  # else it was read to its end
+            self._left_at[segment_id] = assignment.layout_epoch
+        self._queue.drop(lane)
+        self._places[segment_id] = self._place_now(segment_id, self._places[segment_id])
+        if segment_id in assignment.owed and self._places[segment_id] == LATEST:
+            self._find_end(lane)
+        else:
+            self._remove(lane)
 
     # Places that go from member to member.
 
@@ -312,7 +316,7 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
             return  # a checkpoint was told since, or the segment was let go of
         place = END if lane is None else lane.place
         if place != LATEST and segment_id in self._assigned and self._lanes.get(segment_id, lane) is lane:
-            self._reports.tell(segment_id, place)
+            self._reports.tell(segment_id, place, is_start=True)
         else:
             self._reports.stop_expecting(segment_id)
 

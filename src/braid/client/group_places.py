@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from braid.client.checkpoints import END, Place, write_place
+from braid.client.checkpoints import END, Place, read_place, write_place
 from braid.client.messages import MessageId, is_after
-from braid.errors import BraidError, NotFound, Rejected
+from braid.errors import BraidError, CheckpointInvalid, NotFound, Rejected
 from braid.runtime.tasks import Tasks
 
 if TYPE_CHECKING:
-    from braid.client.consumer_session import ConsumerSession
+    from braid.client.consumer_session import Assignment, ConsumerSession
 
 log = logging.getLogger(__name__)
 AT_ONCE: Final = 1000
@@ -36,6 +36,8 @@ class GroupReports:
         """By segment: its place, and whether it was let go of."""
         self._expected: set[int] = set()
         """Segments whose place is being found out."""
+        self._starts: set[int] = set()
+        """Segments of which it is to be told where the member began, perhaps before the place that the group knows."""
         self._is_settled = asyncio.Event()
         self._is_settled.set()
         self._news = asyncio.Event()
@@ -45,9 +47,10 @@ class GroupReports:
         self._newest: Mapping[int, Place] = {}
         """The last checkpoint that the application took, of the segments that the member has had since."""
 
-    def tell(self, segment_id: int, place: Place | None, *, is_released: bool = False) -> None:
+    def tell(self, segment_id: int, place: Place | None, *, is_released: bool = False, is_start: bool = False) -> None:
         """The member stands there; None if it does not know. A segment that it let go of is told so once."""
         self._expected.discard(segment_id)
+        (self._starts.add if is_start else self._starts.discard)(segment_id)
         if not self._is_released(segment_id):
             self._due[segment_id] = (place, is_released)
         if self._due and not self._is_running:
@@ -62,8 +65,8 @@ class GroupReports:
         self._settle()
 
     def is_expected(self, segment_id: int) -> bool:
-        """Whether its place is still to be told, or not taken yet."""
-        return segment_id in self._expected or segment_id in self._due
+        """Whether it is still to be told where the member began there, or not taken yet."""
+        return segment_id in self._expected or (segment_id in self._starts and segment_id in self._due)
 
     def stop_expecting(self, segment_id: int) -> None:
         """Its place cannot be told."""
@@ -87,9 +90,20 @@ class GroupReports:
             for segment_id, place in before.items():
                 self.tell(segment_id, place)
 
-    def keep_only(self, assigned: Container[int]) -> None:
-        """Others have the other segments now: what was known of them is not to be told, also if they come back."""
+    def follow(self, assignment: Assignment) -> None:
+        """Forget what is not to be told any more, also if the segment comes back: others have it, or had it while this member
+        was away and stand further. Else the group would be set back to where this member was."""
+        assigned, owed = assignment.topics, assignment.owed
         self._newest = {number: place for number, place in self._newest.items() if number in assigned}
+        for number, (place, is_released) in list(self._due.items()):
+            if number not in assigned:
+                is_void = number not in owed
+            else:
+                is_own = is_released or number in self._starts or not assignment.is_first
+                is_void = not is_own and _is_behind(place, assignment.places.get(number), number)
+            if is_void:
+                del self._due[number]
+        self._settle()
 
     async def say_farewell(self, places: Mapping[int, Place]) -> None:
         """Leave the places to the others; if nobody takes them in time, they begin where the group was last. Ends it."""
@@ -156,6 +170,14 @@ class GroupReports:
                     if self._due.get(number) == told:
                         del self._due[number]
                 self._settle()
+
+
+def _is_behind(place: Place | None, known: bytes | None, segment_id: int) -> bool:
+    """Whether the group stands further in a segment."""
+    try:
+        return place is not None and bool(known) and further(read_place(known or b"", segment_id), place)
+    except CheckpointInvalid:
+        return False  # whoever takes the segment up is told
 
 
 def further(one: Place, other: Place) -> bool:

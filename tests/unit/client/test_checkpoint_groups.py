@@ -345,6 +345,46 @@ async def test_a_member_that_was_set_back_stays_so_when_the_leader_changes(broke
     await consumer.close()
 
 
+@pytest.mark.parametrize("is_closing", [True, False])
+async def test_what_was_to_be_told_before_others_took_over_is_not_told(
+    broker: InProcessBroker, client: Client, is_closing: bool
+) -> None:
+    """A member that was away for too long and comes back, if only to say farewell, must not set the group back."""
+    async with braid.connect(broker.service_url) as away:
+        first = await away.checkpoint_consumer(TOPIC, group="g", name="a")
+        await produce(client, 0, 100)
+        received = await drain_exactly(first, 60)
+        first.checkpoint()
+        session, may_register = first._session, asyncio.Event()
+        assert session is not None
+        register = session._register
+
+        async def late() -> None:
+            await may_register.wait()
+            await register()
+
+        session._register = late  # type: ignore[method-assign]
+        (await away.connection_for(first.layouts.controller_url)).abort(ConnectionLost("Cut by the test."))
+        closing = asyncio.create_task(first.close()) if is_closing else None
+        if closing is None:
+            received += await drain_exactly(first, 1)
+            first.checkpoint()
+        async with client.checkpoint_consumer(TOPIC, group="g", name="b") as second:
+            await until(lambda: second.segments == [0, 1])
+            assert sorted(await drain([second], 100)) == list(range(100))
+            may_register.set()
+            if closing is not None:
+                await closing
+            else:
+                await until(shared([first, second], {0, 1}))
+                assert first._reports is not None
+                assert await first._reports.flush(SECONDS)
+                session._is_closed = True
+                await die(first)
+            await until(lambda: second.segments == [0, 1])
+            assert await rest([second]) == []
+
+
 async def test_a_restored_member_brings_its_own_place(broker: InProcessBroker, client: Client) -> None:
     async with client.checkpoint_consumer(TOPIC, group="g", name="a") as member:
         await produce(client, 0, 100)
