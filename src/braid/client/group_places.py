@@ -43,12 +43,15 @@ class GroupReports:
         self._news = asyncio.Event()
         self._tasks = Tasks(f"reports of {name}")
         self._is_running = False
+        self._is_ended = False
         self._told_at = float("-inf")
         self._newest: Mapping[int, Place] = {}
         """The last checkpoint that the application took, of the segments that the member has had since."""
 
     def tell(self, segment_id: int, place: Place | None, *, is_released: bool = False, is_start: bool = False) -> None:
         """The member stands there; None if it does not know. A segment that it let go of is told so once."""
+        if self._is_ended:
+            return
         self._expected.discard(segment_id)
         (self._starts.add if is_start else self._starts.discard)(segment_id)
         if not self._is_released(segment_id):
@@ -107,7 +110,7 @@ class GroupReports:
 
     async def say_farewell(self, places: Mapping[int, Place]) -> None:
         """Leave the places to the others; if nobody takes them in time, they begin where the group was last. Ends it."""
-        if self._session.is_managed and not self._session.is_over:
+        if self._session.is_managed and not self._is_ended:
             for segment_id, place in places.items():
                 self.tell(segment_id, place)
             if not await self.flush(self._session.client.config.operation_timeout):
@@ -125,13 +128,12 @@ class GroupReports:
 
     async def close(self) -> None:
         """Tell nothing more. Idempotent."""
-        self._due.clear()
-        self._expected.clear()
-        self._settle()
+        self.stop()
         await self._tasks.close()
 
     def stop(self) -> None:
-        """The group does not listen any more."""
+        """The group does not listen any more. Idempotent."""
+        self._is_ended = True
         self._due.clear()
         self._expected.clear()
         self._settle()

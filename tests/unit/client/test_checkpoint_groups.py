@@ -204,6 +204,8 @@ async def die(member: CheckpointConsumer) -> None:
     assert session is not None
     session._is_closed = True  # it does not come back
     session._tasks.cancel()
+    assert member._reports is not None
+    member._reports.stop()
     (await member.client.connection_for(member.layouts.controller_url)).abort(ConnectionLost("Cut by the test."))
 
 
@@ -383,6 +385,17 @@ async def test_what_was_to_be_told_before_others_took_over_is_not_told(
                 await die(first)
             await until(lambda: second.segments == [0, 1])
             assert await rest([second]) == []
+
+
+async def test_closing_again_takes_no_time(broker: InProcessBroker, client: Client) -> None:
+    await produce(client, 0, 20)
+    async with client.checkpoint_consumer(TOPIC, group="g", name="a") as member:
+        await drain_exactly(member, 10)
+        await member.close()
+        assert member._reports is not None
+        told: list[int] = []
+        member._reports.flush = lambda _seconds: told.append(1)  # type: ignore[method-assign, assignment, return-value]
+    assert told == []
 
 
 async def test_a_restored_member_brings_its_own_place(broker: InProcessBroker, client: Client) -> None:
