@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tests.sim.planted_repairs import REPAIRED
 from tests.sim.planted_scalable import SCALABLE_PLANTS
 from tests.sim.planted_survivors import SURVIVORS
 from tests.sim.planted_txn import TXN_PLANTS
@@ -54,6 +55,7 @@ PLANTS: dict[int, Plant] = {
     **SCALABLE_PLANTS,
     **TXN_PLANTS,
     **SURVIVORS,
+    **REPAIRED,
     10: Plant("watch listener leak", "W9", 0, ("C19",), leaking_watches),
     18: Plant(
         "seek by the client's time",

@@ -10,7 +10,7 @@ from tests.sim.planting import Patch, Plant, changed
 
 from braid.broker.segments import LocalSegments
 from braid.broker.topic_records import TopicRecords
-from braid.client import checkpoint_consumer
+from braid.client import checkpoint_starts
 from braid.client.checkpoints import Checkpoint, check_fits
 from braid.client.producer import Producer
 from braid.client.producer_lanes import LaneSet
@@ -110,7 +110,7 @@ def any_incarnation() -> list[Patch]:
     def lenient(checkpoint: Checkpoint, topic: str, incarnation: str, *more: Any, **options: Any) -> None:
         check_fits(msgspec.structs.replace(checkpoint, incarnation=incarnation), topic, incarnation, *more, **options)
 
-    return [(checkpoint_consumer, "check_fits", lenient)]
+    return [(checkpoint_starts, "check_fits", lenient)]
 
 
 def no_layout_reconcile() -> list[Patch]:
@@ -144,7 +144,7 @@ SCALABLE_PLANTS: dict[int, Plant] = {
             "        await _flip(work, pending)\n        known: list[Mapping[str, int]] = []\n",
         ),
     ),
-    22: Plant("flush returns early", "W1", 7, ("C1",), early_flush),
+    22: Plant("flush returns early", "W1", 9, ("C1",), early_flush),
     25: Plant(
         "rebalance moves a segment whose in-flight acks are unresolved",
         "W6",

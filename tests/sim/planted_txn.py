@@ -10,6 +10,7 @@ from tests.sim.planting import Patch, Plant, changed
 
 from braid.broker import dispatch_shared, dispatch_single, visible
 from braid.broker.cursor_acks import ManagedCursorAcks
+from braid.broker.log_owners import LogOwners
 from braid.broker.service import BrokerService
 from braid.model.txn import TxnId
 from braid.testing.sim import txn_faults
@@ -128,7 +129,7 @@ def abort_in_flight() -> list[Patch]:
         honest(buffer, known)
 
     return [
-        *changed(MetadataTransactionBuffer, "_settle", "if held.in_flight or self.is_closed:", "if self.is_closed:"),
+        *changed(MetadataTransactionBuffer, "_settle", "if held.in_flight or self.is_closed", "if self.is_closed"),
         *changed(MetadataTransactionBuffer, "_finish", "if not held.in_flight:", "if True:"),
         (MetadataTransactionBuffer, "added", added),
     ]
@@ -168,7 +169,14 @@ def no_owner_check() -> list[Patch]:
     async def ours(_cursor: Any) -> None:
         """It certainly is."""
 
-    return [(ManagedCursorAcks, "check_owner", ours)]
+    async def trust(_owners: Any, _topics: Any) -> None:
+        """Whoever serves a log owns it."""
+
+    return [
+        (txn_faults, "DEEDS", ("replace",)),  # what it takes to see it, more often than the others
+        (LogOwners, "look", trust),  # it would find out soon, and what is asked here is what happens before
+        (ManagedCursorAcks, "check_owner", ours),
+    ]
 
 
 TXN_PLANTS: dict[int, Plant] = {
@@ -187,7 +195,7 @@ TXN_PLANTS: dict[int, Plant] = {
     23: Plant(
         "maximum read position callback missed during recovery",
         "W4",
-        0,
+        1,
         ("C1", "C6", "C18", "C19"),
         lambda: changed(
             MetadataTransactionBuffer,
@@ -208,16 +216,16 @@ TXN_PLANTS: dict[int, Plant] = {
     31: Plant(
         "acknowledgments deleted before the cursor is durable",
         "W4",
-        4,
+        6,
         ("C6", "C7"),
         lambda: changed(StoredAcks, "materialise", "if is_applied:", "if False:"),
     ),
     36: Plant(
         "transactional acknowledgment of a held or acknowledged position accepted",
         "W4",
-        5,
+        1,
         ("C6", "C7"),
         lambda: [(Holds, "conflict", lambda *_anything: None)],
     ),
-    1036: Plant("transactional acknowledgment held by a stale owner", "W4", 11, ("C6", "C7"), no_owner_check),
+    1036: Plant("transactional acknowledgment held by a stale owner", "W4", 3, ("C6", "C7"), no_owner_check),
 }

@@ -20,6 +20,7 @@ from tests.sim.planted import PLANTS, planted
 from tests.sim.planting import Plant
 
 from braid.testing.sim.history import Event
+from braid.testing.sim.limits import SECONDS
 from braid.testing.sim.workloads import WORKLOADS, run
 
 DEFAULT_SEEDS = 300
@@ -45,7 +46,7 @@ class Result(NamedTuple):
 def run_one(job: tuple[str, int, int | None]) -> Result:
     workload, seed, plant = job
     with planted(plant):
-        outcome = run(workload, seed)
+        outcome = run(workload, seed, seconds=SECONDS if plant is None else PLANTS[plant].seconds)
     return Result(
         workload,
         seed,

@@ -9,9 +9,11 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from multiprocessing.pool import Pool
+from pathlib import Path
 
 import pytest
 from tests.sim.planted import PLANTS, planted
+from tests.sim.planted_repairs import CAUGHT_BY_TESTS
 from tests.sim.run_sim import Result, caught_by, replay_command, run_one
 
 from braid.testing.sim.run import run_seed
@@ -43,6 +45,7 @@ EXERCISED: dict[str, dict[str, int]] = {
 TRIES = 40
 """Seeds tried after the recorded one: a change of the product changes what happens in a seed."""
 PROCESSES = 2
+TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +129,15 @@ def test_every_planted_bug_is_caught(pool: Pool, capsys: pytest.CaptureFixture[s
             print(f"\nplanted bug {number} ({PLANTS[number].title}): {where}", end="")
     missed = [number for number, result in results.items() if result is None]
     assert not missed, f"planted bugs that no seed catches: {missed}"
+
+
+def test_repairs_that_no_plant_breaks_have_tests() -> None:
+    missing = []
+    for title, test in CAUGHT_BY_TESTS.items():
+        path, _, name = test.partition("::")
+        if f"def {name}(" not in (TESTS / path).read_text():
+            missing.append(f"{title}: {test}")
+    assert not missing
 
 
 def test_nothing_stays_planted() -> None:

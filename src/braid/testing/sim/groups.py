@@ -20,10 +20,11 @@ from braid.testing.sim.history import Event
 from braid.testing.sim.loop import SimLoop
 from braid.testing.sim.scalable_processes import Reader
 from braid.testing.sim.scalable_topics import ScalableMessaging
-from braid.testing.sim.world import World
+from braid.testing.sim.world import SCALABLE, World
 
 GROUP = "group"
 FOUNDER = "founder"
+GRACE_SECONDS = SCALABLE.consumer_grace_seconds
 
 
 class GroupMember(Reader):
@@ -42,8 +43,10 @@ class GroupMember(Reader):
             consumer = await client.checkpoint_consumer(self.topic, start=start, group=self.subscription, name=self.name)
             self.note("ok", "join", where, number=number)
             await self._read(consumer)
-            number = self.world.history.invoke(self.name, "leave", where)
+            number, began = self.world.history.invoke(self.name, "leave", where), self.world.loop.time()
             await consumer.close()
+            if self.world.loop.time() - began >= client.config.operation_timeout:
+                self.note("info", "lost", where)  # nobody took its places in time
             self.note("ok", "leave", where, number=number)
         except BraidError:
             self.note("info", "lost", where)
@@ -100,25 +103,25 @@ class Groups(ScalableMessaging):
         return [*super().judge(), *handed_out_once(self.history.events, groups=self.groups())]
 
 
-def handed_out_once(events: Sequence[Event], *, groups: Sequence[str]) -> list[Violation]:
+def handed_out_once(events: Sequence[Event], *, groups: Sequence[str], grace: float = GRACE_SECONDS) -> list[Violation]:
     """C3 in groups: a message comes a second time only if one of the two members crashed, failed, or was given up by the leader
     before: one that was away for too long still has what it received. `join`, `leave` and `lost` [topic, group] of a member,
-    `unregistered` [topic, group, member]."""
+    `unregistered` [topic, group, member]. One that leaves and is unregistered much later was given up, too."""
     wanted = set(groups)
     life: dict[str, int] = defaultdict(int)
     ended: set[tuple[str, int]] = set()
-    leaving: set[str] = set()
+    leaving: dict[str, float] = {}
     holder: dict[tuple[str, MessageKey], tuple[str, int, float]] = {}
     found = []
     for event in events:
         if event.op == "join" and event.kind == "invoke":
             life[event.proc] += 1
-            leaving.discard(event.proc)
+            leaving.pop(event.proc, None)
         elif event.op == "leave" and event.kind == "invoke":
-            leaving.add(event.proc)
+            leaving[event.proc] = event.t
         elif event.op in ("crash", "lost"):
             ended.add((event.proc, life[event.proc]))
-        elif event.op == "unregistered" and event.value[2] not in leaving:
+        elif event.op == "unregistered" and event.t > leaving.get(event.value[2], -grace) + grace:
             ended.add((event.value[2], life[event.value[2]]))
         elif event.op == "deliver" and event.value[1] in wanted:
             topic, group, producer, key, sequence = event.value[:5]
