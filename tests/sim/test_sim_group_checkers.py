@@ -37,6 +37,7 @@ def test_one_that_left_has_handed_over() -> None:
     leave = ("a", "invoke", "leave", WHERE)
     assert names(join("a"), join("b"), got("a"), leave, gone("a"), got("b")) == ["C3"]
     assert names(join("a"), got("a"), leave, gone("a"), join("a"), got("a")) == ["C3"]
+    assert names(join("a"), join("b"), got("a"), leave, gone("a"), got("b"), gone("a")) == [], "given up when it began to leave"
     late = [("world", "info", "fault", None)] * 10
     assert names(join("a"), join("b"), got("a"), leave, *late, gone("a"), got("b")) == [], "nobody heard its farewell"
 

@@ -109,7 +109,7 @@ def handed_out_once(events: Sequence[Event], *, groups: Sequence[str], grace: fl
     `unregistered` [topic, group, member]. One that leaves and is unregistered much later was given up, too."""
     wanted = set(groups)
     life: dict[str, int] = defaultdict(int)
-    ended: set[tuple[str, int]] = set()
+    ended = _given_up(events)
     leaving: dict[str, float] = {}
     holder: dict[tuple[str, MessageKey], tuple[str, int, float]] = {}
     found = []
@@ -136,3 +136,15 @@ def handed_out_once(events: Sequence[Event], *, groups: Sequence[str], grace: fl
                 )
             holder[at] = (event.proc, life[event.proc], event.t)
     return found
+
+
+def _given_up(events: Sequence[Event]) -> set[tuple[str, int]]:
+    """Lives of members that were unregistered more than once: given up first, even if they were just about to leave."""
+    life: dict[str, int] = defaultdict(int)
+    times: dict[tuple[str, int], int] = defaultdict(int)
+    for event in events:
+        if event.op == "join" and event.kind == "invoke":
+            life[event.proc] += 1
+        elif event.op == "unregistered":
+            times[event.value[2], life[event.value[2]]] += 1
+    return {each for each, count in times.items() if count > 1}
