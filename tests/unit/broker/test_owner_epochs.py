@@ -194,6 +194,19 @@ async def behind_its_back(sealing: Sealing, work: Any) -> None:
     await other.stop()
 
 
+@pytest.mark.inv("INV15")
+@pytest.mark.parametrize("question", ["backlog", "stats"])
+async def test_a_leader_that_asks_a_stale_copy_gets_the_answer_of_a_fresh_one(sealing: Sealing, question: str) -> None:
+    """The owner drops its copy; the call is made again, and not given up."""
+    await behind_its_back(sealing, Topic.terminate)
+    ask = getattr(sealing.broker.service.segments, question)
+    asked = asyncio.ensure_future(ask(sealing.segment, "sub") if question == "backlog" else ask(sealing.segment))
+    async with asyncio.timeout(10):
+        while not asked.done():
+            await sealing.world.advance(0.1)
+    assert (await asked).is_terminated
+
+
 @pytest.mark.inv("INV8", "INV15")
 @pytest.mark.parametrize("question", ["backlog", "stats"])
 async def test_a_segment_sealed_behind_its_owners_back_is_found_to_be_sealed(sealing: Sealing, question: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from braid.errors import BraidError, LedgerStoreReadOnly, StoreUnavailable
 from braid.managedledger.config import ManagedLedgerConfig
+from braid.managedledger.records import LogRecord, decode_record, log_key
 from braid.model.positions import Position
 
 
@@ -121,3 +122,60 @@ async def test_a_cursor_made_while_the_first_ledger_opens_misses_nothing(world: 
     assert [kit.number_of(entry) for entry in await kit.everything(log)] == list(range(12))
     assert cursor.backlog() == 12
     assert kit.number_of((await cursor.read(1, 1 << 20))[0]) == 0
+
+
+@pytest.mark.inv("INV1")
+async def test_a_cursor_that_goes_back_in_the_last_moment_of_a_trim_keeps_its_messages(world: Any, kit: Any) -> None:
+    """The trim reads the end of what it is about to delete, which takes time; a seek comes in between."""
+    log, listener = await world.open()
+    log.retention_minutes = log.retention_mb = -1
+    cursor = await log.open_cursor("c", initial="earliest")
+    await kit.fill(log, listener, range(12))
+    cursor.acknowledge_cumulative(log.last_position)
+    await cursor.flush()
+    log.retention_minutes = log.retention_mb = 0
+
+    async def shown(last: Position) -> Position:
+        await cursor.reset(log.first_position)
+        return last
+
+    log.last_shown = shown
+    assert await log.trim() == 0
+    assert cursor.backlog() == 12
+    assert [kit.number_of(entry) for entry in await kit.everything(log)] == list(range(12))
+
+
+async def test_a_ledger_closed_while_a_trim_is_written_is_recorded_as_closed(world: Any, kit: Any) -> None:
+    """The record that the trim writes shows it open, and the write that was to correct that fails. A log that ends cleanly
+    leaves nothing to recover nevertheless."""
+    faults = kit.Faults()
+    log, listener = await world.open(faults=faults)
+    log.retention_minutes = log.retention_mb = -1
+    await kit.fill(log, listener, range(12))
+    key = log_key(log.name)
+    gate, run = asyncio.Event(), faults.run
+    puts: list[str] = []
+
+    async def held_up(what: str, work: Callable[[], Any]) -> Any:
+        if what == f"put {key}":
+            puts.append(what)
+            if len(puts) == 1:
+                await gate.wait()
+            elif len(puts) == 2:
+                raise StoreUnavailable("The metadata store does not answer.")
+        return await run(what, work)
+
+    faults.run = held_up
+    log.retention_minutes = log.retention_mb = 0
+    async with asyncio.TaskGroup() as group:
+        trimming = group.create_task(log.trim())
+        await kit.fill(log, listener, range(12, 15))  # the last ledger is full
+        async with asyncio.timeout(10):
+            while not (puts and log.ledgers.has_news):  # noqa: ASYNC110 - it is a flag
+                await asyncio.sleep(0)
+        gate.set()
+    assert trimming.result() == 2
+    await log.close()
+    found = await (await world.handle()).get(key, fresh=True)
+    ledgers = decode_record(LogRecord, key, found.value).ledgers
+    assert [(info.entries, info.timestamp > 0) for info in ledgers] == [(5, True)]

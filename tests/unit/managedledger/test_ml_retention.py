@@ -53,10 +53,12 @@ def test_a_ledger_of_an_older_version_counts_from_its_end() -> None:
     assert found == [Fate(False, "unread", 15 * MINUTE + 1)]
 
 
+@pytest.mark.parametrize("slowest", [None, Position(2, 9), Position(3, 5)])
 @pytest.mark.parametrize(("readable", "going"), [(EARLIEST, 0), (Position(1, 8), 0), (Position(1, 9), 1), (LATEST, 2)])
-def test_what_open_transactions_may_have_written_stays(readable: Position, going: int) -> None:
+def test_what_open_transactions_may_have_written_stays(readable: Position, going: int, slowest: Position | None) -> None:
+    """Also behind a subscription that was set to the end, past what is not decided."""
     ledgers = [ledger(1, 1, 1), ledger(2, 2, 2), ledger(3, 3, 0)]
-    found = fates(ledgers, None, total_size=30, limits=Limits(), now_ms=MINUTE, readable=readable)
+    found = fates(ledgers, slowest, total_size=30, limits=Limits(), now_ms=MINUTE, readable=readable)
     assert sum(each.goes for each in found) == going
 
 

@@ -421,6 +421,36 @@ def test_a_coordinator_made_while_a_seek_is_pending_gives_nothing_out_before_it_
     virtually(main)
 
 
+@pytest.mark.inv("INV4")
+@pytest.mark.parametrize("operation", ["seek", "delete_subscription", "skip_all"])
+def test_a_new_leader_claims_the_record_before_it_goes_on_with_what_it_shows(operation: str) -> None:
+    """Otherwise the old leader, which has not heard yet, could finish the operation behind the new one's back."""
+
+    async def main(world: World) -> None:
+        plans = await prepared(world)
+        first: Leader = world.leaders[0]  # type: ignore[attr-defined]
+        world.segments.fail = lambda asked, _segment: NotReady("x") if asked == operation else None
+        begun = {
+            "seek": plans.seek("sub", 40),
+            "delete_subscription": plans.delete("sub"),
+            "skip_all": plans.clear_backlog("sub"),
+        }
+        for name, work in begun.items():
+            if name != operation:
+                work.close()
+        with pytest.raises(NotReady):
+            await begun[operation]
+        await first.crash()
+        second = await world.leader()
+        with pytest.raises(NotReady):
+            await second.plans(grown).roll_forward()
+        record = await world.subscription()
+        assert record is not None
+        assert record.leader_epoch == second.leadership.epoch > first.leadership.epoch
+
+    virtually(main)
+
+
 @pytest.mark.inv("INV8")
 def test_what_was_assigned_before_a_pending_seek_proves_nothing_to_the_next_leader() -> None:
     async def main(world: World) -> None:

@@ -23,6 +23,7 @@ from braid.txn.ack_requests import AckRequest, AckRoot
 from braid.txn.api import Ack
 from braid.txn.decisions import Decisions
 from braid.txn.pending_acks import SETTLE_SECONDS, MetadataPendingAckStore
+from braid.txn.records import TxnHeader
 from braid.txn.stored_acks import StoredAcks
 
 ENTRIES = 6
@@ -166,6 +167,36 @@ async def test_what_waits_for_a_decided_one_is_refused_when_its_own_ends(bench: 
     await owner.settled()
     assert owner.acked() == []
     assert await owner.ops() == 0
+
+
+@pytest.mark.inv("INV14")
+async def test_who_looks_at_the_one_in_the_way_while_that_ends_goes_on_at_once(
+    bench: Bench, owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one in the way is materialised while its header is read: nothing will happen after that, so nobody waits for it."""
+    one, two = await bench.begin(), await bench.begin()
+    await owner.ack(one, 1)
+    asked, gate = asyncio.Event(), asyncio.Event()
+    honest = StoredAcks.header
+
+    async def slow(stored: StoredAcks, root: TxnId) -> TxnHeader | None:
+        asked.set()
+        await gate.wait()
+        return await honest(stored, root)
+
+    monkeypatch.setattr(StoredAcks, "header", slow)
+    waiting = owner.acks.begin(two, [Ack(place(1))], cumulative=False)
+    await asked.wait()
+    await bench.coordinator.end(one, commit=False)
+    async with asyncio.timeout(10):
+        while one in owner.acks._roots:  # noqa: ASYNC110 - it is a dict
+            await asyncio.sleep(0)
+    gate.set()
+    for _turn in range(100):  # no time goes by
+        await asyncio.sleep(0)
+    assert waiting.done()
+    await waiting
+    assert owner.acks.is_held(place(1))
 
 
 @pytest.mark.inv("INV17")

@@ -246,6 +246,28 @@ async def test_a_failed_append_is_pinned_at_its_floor_while_it_may_be_stored(
     assert await bench.store.writes_in(SEGMENT) == []
 
 
+@pytest.mark.inv("INV12", "INV13")
+async def test_an_aborted_record_reaches_entries_that_were_stored_after_the_known_ones(bench: Bench, owner: Owner) -> None:
+    """The last entry known of a transaction is not its last one if a later append ended in doubt; a record that ends with the
+    known one would be pruned too early, and the other would be shown."""
+    txn = await bench.begin()
+    await owner.append(txn)
+    permit = await owner.buffer.authorise(txn, 1)
+    await owner.buffer.appended(permit, 1)
+    owner.log.is_in_doubt = True
+    owner.buffer.failed([txn])
+    owner.log.entries.append(txn)  # so it was stored
+    owner.log.is_in_doubt = False
+    await bench.coordinator.end(txn, commit=False)
+    await owner.settle()
+    assert await aborted(bench) == {txn: "7:1"}
+    owner.log.first = 1  # the known one is trimmed
+    owner.buffer.prune()
+    await owner.settle()
+    assert owner.visible() == []
+    assert await aborted(bench) == {txn: "7:1"}
+
+
 @pytest.mark.inv("INV15")
 async def test_an_outcome_is_found_without_any_notification(bench: Bench, owner: Owner) -> None:
     txn = await bench.begin()

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.unit.txn.coordination_bench import SEGMENT, Bench, ack, brokers, write
 
@@ -17,7 +18,7 @@ from braid.runtime.env import Runtime
 from braid.testing.conformance.metadata_world import collect, collect_names
 from braid.txn import records
 from braid.txn.records import AbortedTxn, TxnHeader
-from braid.txn.store import Header, TransactionStore
+from braid.txn.store import Header, StoredOp, TransactionStore
 
 ROOT, OTHER = TxnId.of(0, 1), TxnId.of(1, 1)
 
@@ -285,6 +286,32 @@ async def test_purging_a_subscription_and_a_segment_touches_nothing_else(bench: 
     assert [txn async for txn, _ in bench.store.aborted_in(SEGMENT)] == []
     assert await bench.store.count_ops() == 4
     assert len([txn async for txn, _ in bench.store.aborted_in(SEGMENT + "0")]) == 1
+
+
+@pytest.mark.inv("INV5")
+async def test_purging_a_log_takes_nothing_from_one_made_while_it_is_listed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who lives is asked after the listing: what a log made before that has written is known to be its own."""
+    await bench.store.create_header(ROOT, header(timeout_ms=1 << 50))
+    incarnation: str | None = None
+    listed = bench.store.writes_in
+
+    async def made_meanwhile(segment: str) -> list[StoredOp]:
+        nonlocal incarnation
+        incarnation = "b2"
+        await bench.store.append_op(ROOT, msgspec.structs.replace(write(), incarnation="b2"))
+        return await listed(segment)
+
+    async def living() -> str | None:
+        return incarnation
+
+    monkeypatch.setattr(bench.store, "writes_in", made_meanwhile)
+    await bench.store.purge_segment(SEGMENT, living, bench.coordinator.give_up)
+    assert [op.op.incarnation for op in await listed(SEGMENT)] == ["b2"]
+    found = await bench.store.header(ROOT, fresh=True)
+    assert found is not None
+    assert found.value.is_open
 
 
 @pytest.mark.req("R473-12")
