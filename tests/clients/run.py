@@ -32,6 +32,8 @@ HERE = Path(__file__).resolve().parent
 WORK = HERE.parent.parent / ".work" / "clients"
 PROGRAM_SECONDS = 240
 BUILD_SECONDS = 900
+RECORD = HERE / "passed.json"
+"""The checks that each client passed when all of them were last run without a failure; the table of requirements reads it."""
 SETTINGS = {"BRAID__BROKER__RETENTION_MINUTES": "-1", "BRAID__BROKER__RETENTION_MB": "-1"}
 """What was acknowledged stays readable, so that a program can read a topic again from its beginning."""
 
@@ -278,6 +280,17 @@ def try_client(client: Client, broker: Broker, checks: str) -> Report:
     return report
 
 
+def record(reports: list[Report]) -> None:
+    """Write down what passed; a client that failed anything has nothing to show."""
+    known = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    for report in reports:
+        known.pop(report.client, None)
+        if report.passed and not report.failed:
+            checks = sorted({check.partition(" ")[0] for check in report.passed})
+            known[report.client] = {"version": report.version, "checks": checks}
+    RECORD.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")
+
+
 def main() -> int:
     names = [client.name for client in CLIENTS]
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
@@ -299,6 +312,8 @@ def main() -> int:
         say(report.row)
         for failure in report.failed:
             say(f"         failed: {failure}")
+    if not options.checks:
+        record(reports)
     return 1 if any(report.failed for report in reports) else 0
 
 

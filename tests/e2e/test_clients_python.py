@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import signal
@@ -16,6 +17,10 @@ import pulsar
 import pytest
 from _pulsar import ProducerAccessMode
 
+pytestmark = pytest.mark.req("R468-87")
+"""Topics of clients that know nothing of scalable ones, on a broker that has some, with segments of both states."""
+SCALABLE = "topic://public/default/beside"
+SEGMENT = "segment://public/default/beside/8000-ffff-1"
 WAIT_MS = 10_000
 QUIET_MS = 300
 
@@ -45,6 +50,11 @@ class Standalone:
         self.url, self.http_url = line.split()[1:3]
         self.port = int(self.url.rpartition(":")[2])
 
+    def admin(self, method: str, path: str, body: bytes | None = None) -> str:
+        request = urllib.request.Request(self.http_url + path, body, {"Content-Type": "application/json"}, method=method)
+        with urllib.request.urlopen(request) as answer:
+            return str(answer.read().decode())
+
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
         self._reap()
@@ -64,7 +74,12 @@ class Standalone:
 def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     process = Standalone(tmp_path_factory.mktemp("braid"))
     process.start()
+    process.admin("PUT", "/admin/v2/scalable/public/default/beside?numInitialSegments=2")
+    process.admin("POST", "/admin/v2/scalable/public/default/beside/split/0")
     yield process
+    # Nothing of one kind came to be among the other.
+    assert json.loads(process.admin("GET", "/admin/v2/scalable/public/default")) == [SCALABLE]
+    assert not [each for each in json.loads(process.admin("GET", "/admin/v2/persistent/public/default")) if "beside" in each]
     assert process.stop() == 0
 
 
@@ -163,9 +178,7 @@ def test_chunked_messages(client: Any, topic: str) -> None:
 
 
 def test_partitioned_topics(client: Any, topic: str, standalone: Standalone) -> None:
-    place = f"{standalone.http_url}/admin/v2/persistent/public/default/{topic}/partitions"
-    request = urllib.request.Request(place, b"3", {"Content-Type": "application/json"}, method="PUT")
-    urllib.request.urlopen(request).close()
+    standalone.admin("PUT", f"/admin/v2/persistent/public/default/{topic}/partitions", b"3")
     assert len(client.get_topic_partitions(topic)) == 3
     consumers = [
         client.subscribe(topic, "sub", consumer_type=pulsar.ConsumerType.Failover, consumer_name=name) for name in "ab"
@@ -246,6 +259,21 @@ def test_exclusive_producers(client: Any, topic: str) -> None:
         client.create_producer(topic, access_mode=ProducerAccessMode.Exclusive)
     producer.close()
     client.create_producer(topic, access_mode=ProducerAccessMode.Exclusive)
+
+
+@pytest.mark.req("R468-89")
+@pytest.mark.parametrize("name", [SCALABLE, SEGMENT], ids=["topic", "segment"])
+def test_scalable_topics_are_refused_and_the_client_goes_on(client: Any, topic: str, name: str) -> None:
+    """By the client itself, which does not know such names; what one is told that does ask is in the broker's tests."""
+    with pytest.raises(pulsar.InvalidTopicName):
+        client.create_producer(name)
+    with pytest.raises(pulsar.InvalidTopicName):
+        client.subscribe(name, "sub")
+    with pytest.raises(pulsar.InvalidTopicName):
+        client.create_reader(name, pulsar.MessageId.earliest)
+    consumer = client.subscribe(topic, "sub")
+    client.create_producer(topic).send(b"x")
+    assert received(consumer, 1) == [b"x"]
 
 
 @pytest.mark.inv("INV1")

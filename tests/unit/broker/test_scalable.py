@@ -316,6 +316,21 @@ async def test_a_regular_topic_has_a_synthetic_layout(broker: Any, client: RawCl
     assert [each.HasField("legacy_topic_name") for each in real.dag.segments] == [False, False]
 
 
+@pytest.mark.req("R468-89")
+async def test_who_asks_for_a_scalable_topic_as_a_whole_is_told_which_clients_can(broker: Any, client: RawClient) -> None:
+    """Producer, consumer and reader of a client that passes the name on."""
+    await broker.service.create_scalable_topic(TOPIC, 1)
+    for attempt in (
+        client.producer(NAME),
+        client.subscribe(NAME),
+        client.subscribe(NAME, "reader", durable=False, start_message_id=pb.MessageIdData(ledgerId=0, entryId=0)),
+    ):
+        with pytest.raises(NotAllowed, match=r"is a scalable topic: .* a Pulsar 5 client or Braid's SDK"):
+            await attempt
+    await client.producer("persistent://public/default/plain", 2)
+    await client.store(b"x", 0, 2)
+
+
 async def test_watches_are_bounded_per_connection(world: Any) -> None:
     broker = await world.broker(scalable=ScalableConfig(max_watches_per_connection=2))
     client = await broker.client()

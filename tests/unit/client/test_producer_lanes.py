@@ -762,6 +762,16 @@ async def test_the_ordinary_consumer_points_to_the_others(client: Client, name: 
         await client.consumer(name, "s")
 
 
+@pytest.mark.req("R468-89")
+async def test_a_segment_has_neither_producers_nor_readers_of_its_own(client: Client) -> None:
+    name = "segment://public/default/t/0000-ffff-0"
+    with pytest.raises(NotAllowed, match="give the name of a topic such as topic://public/default/"):
+        await client.producer(name)
+    for attempt in (client.checkpoint_consumer(name), client.stream_consumer(name, "s"), client.queue_consumer(name, "s")):
+        with pytest.raises(NotAllowed, match="give a topic:// or persistent:// name"):
+            await attempt
+
+
 async def test_a_name_that_is_taken(client: Client, topic: ScriptedTopic) -> None:
     topic.attach_errors[0] = ProducerBusy("p-seg-0 is connected.")
     producer = await client.producer(TOPIC, name="p")
