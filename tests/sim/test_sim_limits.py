@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -143,6 +145,23 @@ def test_an_interruption_that_comes_late_is_taken_back() -> None:
     assert limit.verdict
     for _step in range(1000):
         pass
+
+
+@pytest.mark.parametrize("seconds", [60.0, 0.0])
+def test_nothing_is_left_on_its_way(seconds: float) -> None:
+    """Traced functions begin only if nothing is; what would hang is tried in a process of its own."""
+    program = f"""
+import faulthandler, sys, threading
+from braid.testing.sim.limits import WallClock
+
+faulthandler.dump_traceback_later(30, exit=True)
+told = threading.Event()
+with WallClock({seconds}, lambda _verdict: told.set()):
+    {"told.wait()" if not seconds else "pass"}
+sys.settrace(lambda *_event: None)
+(lambda: None)()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_what_is_interrupted_ends_there() -> None:

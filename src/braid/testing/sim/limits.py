@@ -37,6 +37,7 @@ class WallClock:
         self._watched = threading.get_ident()
         self._over = threading.Event()
         self._turn = threading.Lock()
+        self._has_interrupted = False
         self._thread = threading.Thread(target=self._watch, name="braid-sim-wall-clock", daemon=True)
 
     def __enter__(self) -> WallClock:
@@ -44,19 +45,22 @@ class WallClock:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        is_last = False
         while True:
             try:
-                self._end()
-                break
+                with self._turn:
+                    self._over.set()  # none is sent from here on
+                if not self._has_interrupted:
+                    break
+                is_last = True
+                _raise_in(self._watched, Interrupted)  # takes the place of one that is still on its way
+                while True:
+                    pass
             except Interrupted:
-                continue  # it came while this ended
-        return isinstance(error, Interrupted)
-
-    def _end(self) -> None:
-        with self._turn:
-            self._over.set()
-            _raise_in(self._watched, None)
+                if is_last:
+                    break
         self._thread.join()
+        return isinstance(error, Interrupted)
 
     def _watch(self) -> None:
         if self._over.wait(self._seconds):
@@ -68,9 +72,14 @@ class WallClock:
         while not self._over.wait(GRACE_SECONDS):
             with self._turn:
                 if not self._over.is_set():
+                    self._has_interrupted = True
                     _raise_in(self._watched, Interrupted)
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Raise `error` in another thread at its next instruction; None takes back what has not been raised yet."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None if error is None else ctypes.py_object(error))
+def _raise_in(thread: int, error: type[BaseException]) -> None:
+    """Raise `error` in a thread at its next instruction, in place of one that has not been raised yet.
+
+    Nothing must be taken back, which this call could do too: Python 3.11 then takes something to be on its way for good, runs
+    more slowly, and a function that is traced never begins.
+    """
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
