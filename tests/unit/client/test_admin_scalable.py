@@ -32,6 +32,7 @@ async def admin(broker: BackgroundBroker) -> AsyncIterator[AdminClient]:
 def test_the_surface() -> None:
     topics = {"list", "create", "get_metadata", "get_stats", "delete", "split_segment", "merge_segments"}
     topics |= {"create_subscription", "delete_subscription", "seek", "clear_backlog", "remove_consumer"}
+    topics |= {"get_retention", "set_retention", "remove_retention"}
     assert topics == {name for name in vars(ScalableTopics) if not name.startswith("_")}
     assert {"create", "terminate", "delete"} <= {name for name in vars(Segments) if not name.startswith("_")}
 

@@ -77,7 +77,8 @@ def test_the_four_of_the_document(broker: BackgroundBroker) -> None:
     assert results == {"ok": 3, "conflict": 1, "reject": 2}
     histogram = f"{STORE}_index_query_seconds"
     queries = seen[f"{histogram}_count{{{CLUSTER}}}"]
-    assert queries == 2 == seen[f'{histogram}_bucket{{{CLUSTER},le="+Inf"}}']
+    # One for the writes; two for the acks, because those of an earlier version have their place in the index too.
+    assert queries == 3 == seen[f'{histogram}_bucket{{{CLUSTER},le="+Inf"}}']
     assert seen[f"{histogram}_sum{{{CLUSTER}}}"] >= 0
     assert f'{histogram}_bucket{{{CLUSTER},le="0.0005"}}' in seen
     assert seen[f"{STORE}_outstanding_op_records{{{CLUSTER}}}"] == 2
