@@ -285,11 +285,11 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
         lane, place = self._lanes.get(segment_id), self._places.get(segment_id, untold)
         is_start = place is None
         if lane is not None and place is not None:
-            if not assignment.is_first or group is None or not further(group, self._place_now(segment_id, place)):
+            if group is None or not further(group, self._place_now(segment_id, place)):
                 return
-            if self._reports is not None and self._reports.is_expected(segment_id):
+            if self._reports is not None and self._reports.is_start_untold(segment_id):
                 return  # it begins before the group's place, as it was told to, and the group does not know yet
-            self._queue.drop(lane)  # others had it while this member was away
+            self._queue.drop(lane)  # others had it while this member, or its broker, was away from the leader
             self._remove(lane)
             place = group
         elif place is None:

@@ -37,7 +37,7 @@ class GroupReports:
         self._expected: set[int] = set()
         """Segments whose place is being found out."""
         self._starts: set[int] = set()
-        """Segments of which it is to be told where the member began, perhaps before the place that the group knows."""
+        """Segments of which the group was not told yet where the member began, perhaps before the place that it knows."""
         self._is_settled = asyncio.Event()
         self._is_settled.set()
         self._news = asyncio.Event()
@@ -52,8 +52,9 @@ class GroupReports:
         """The member stands there; None if it does not know. A segment that it let go of is told so once."""
         if self._is_ended:
             return
+        if is_start or segment_id in self._expected:
+            self._starts.add(segment_id)
         self._expected.discard(segment_id)
-        (self._starts.add if is_start else self._starts.discard)(segment_id)
         if not self._is_released(segment_id):
             self._due[segment_id] = (place, is_released)
         if self._due and not self._is_running:
@@ -68,7 +69,11 @@ class GroupReports:
         self._settle()
 
     def is_expected(self, segment_id: int) -> bool:
-        """Whether it is still to be told where the member began there, or not taken yet."""
+        """Whether its place is still to be told."""
+        return segment_id in self._expected
+
+    def is_start_untold(self, segment_id: int) -> bool:
+        """Whether the group does not know yet that the member began there, perhaps before the place that it knows."""
         return segment_id in self._expected or (segment_id in self._starts and segment_id in self._due)
 
     def stop_expecting(self, segment_id: int) -> None:
@@ -78,7 +83,10 @@ class GroupReports:
 
     def forget(self, segment_id: int) -> Place | None:
         """It is the member's again: returns where it was let go of, if that is not told yet."""
-        place = self._due.pop(segment_id)[0] if self._is_released(segment_id) else None
+        place = None
+        if self._is_released(segment_id):
+            place = self._due.pop(segment_id)[0]
+            self._starts.discard(segment_id)
         self._settle()
         return place
 
@@ -95,17 +103,23 @@ class GroupReports:
 
     def follow(self, assignment: Assignment) -> None:
         """Forget what is not to be told any more, also if the segment comes back: others have it, or had it while this member
-        was away and stand further. Else the group would be set back to where this member was."""
-        assigned, owed = assignment.topics, assignment.owed
-        self._newest = {number: place for number, place in self._newest.items() if number in assigned}
+        was away and stand further. Else the group would be set back to where this member was. That it was away is not always
+        known here: its broker may have registered it again by itself."""
+        assigned, owed, known = assignment.topics, assignment.owed, assignment.places
+        self._newest = {
+            number: place
+            for number, place in self._newest.items()
+            if number in assigned and not _is_behind(place, known.get(number), number)
+        }
         for number, (place, is_released) in list(self._due.items()):
             if number not in assigned:
                 is_void = number not in owed
             else:
-                is_own = is_released or number in self._starts or not assignment.is_first
-                is_void = not is_own and _is_behind(place, assignment.places.get(number), number)
+                is_own = is_released or number in self._starts
+                is_void = not is_own and _is_behind(place, known.get(number), number)
             if is_void:
                 del self._due[number]
+                self._starts.discard(number)
         self._settle()
 
     async def say_farewell(self, places: Mapping[int, Place]) -> None:
@@ -171,6 +185,7 @@ class GroupReports:
                 for number, told in some.items():
                     if self._due.get(number) == told:
                         del self._due[number]
+                        self._starts.discard(number)
                 self._settle()
 
 

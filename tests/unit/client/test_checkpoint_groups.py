@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 import braid
+from braid.broker.scalable_consumers import ScalableConsumer
 from braid.client import Client
 from braid.client.checkpoint_consumer import CheckpointConsumer
 from braid.client.checkpoint_starts import CheckpointStart
@@ -19,8 +20,9 @@ from braid.client.config import ClientConfig
 from braid.client.group_places import CHECKPOINT_SECONDS
 from braid.client.layouts import LayoutSession
 from braid.client.messages import EARLIEST, LATEST, Message, MessageId
-from braid.errors import ConnectionLost, NotAllowed
+from braid.errors import ConnectionLost, NotAllowed, NotReady
 from braid.model.names import TopicName
+from braid.scalable.api import ConsumerAssignment
 from braid.scalable.config import ScalableConfig
 from braid.scalable.controller import ScalableTopicController
 from braid.testing.broker import InProcessBroker
@@ -385,6 +387,67 @@ async def test_what_was_to_be_told_before_others_took_over_is_not_told(
                 await die(first)
             await until(lambda: second.segments == [0, 1])
             assert await rest([second]) == []
+
+
+async def test_a_checkpoint_from_before_others_took_over_is_not_told(broker: InProcessBroker, client: Client) -> None:
+    """A member that was away for too long gets its segments back: its last checkpoint is behind the others by now."""
+    async with braid.connect(broker.service_url) as away:
+        first = await away.checkpoint_consumer(TOPIC, group="g", name="a")
+        await produce(client, 0, 100)
+        await drain_exactly(first, 60)
+        first.checkpoint()
+        session, may_register = first._session, asyncio.Event()
+        assert session is not None
+        register = session._register
+
+        async def late() -> None:
+            await may_register.wait()
+            await register()
+
+        session._register = late  # type: ignore[method-assign]
+        (await away.connection_for(first.layouts.controller_url)).abort(ConnectionLost("Cut by the test."))
+        async with client.checkpoint_consumer(TOPIC, group="g", name="b") as second:
+            await until(lambda: second.segments == [0, 1])
+            assert sorted(await drain([second], 100)) == list(range(100))
+        known = (await (await leader(broker))._term.work.subscriptions())["g"].places  # type: ignore[union-attr]
+        may_register.set()
+        await until(lambda: session.is_attached)
+        first.checkpoint()
+        assert first._reports is not None
+        assert await first._reports.flush(SECONDS)
+        assert (await (await leader(broker))._term.work.subscriptions())["g"].places == known  # type: ignore[union-attr]
+        await first.close()
+
+
+async def test_a_member_whose_broker_was_away_goes_on_where_the_group_is(
+    broker: InProcessBroker, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers register their members again by themselves: the member is not told that it was given up meanwhile."""
+    register, may_register = ScalableConsumer._register, asyncio.Event()
+
+    async def late(consumer: ScalableConsumer) -> ConsumerAssignment:
+        if consumer.wanted.consumer_name == "a":
+            await may_register.wait()
+        return await register(consumer)
+
+    async with client.checkpoint_consumer(TOPIC, group="g", name="a") as first:
+        await produce(client, 0, 100)
+        await drain_exactly(first, 60)
+        connection = next(each for each in broker.nodes[0].server.connections if each.scalable_consumers)
+        [consumer] = connection.scalable_consumers.values()
+        place = consumer._place
+        assert place is not None
+        monkeypatch.setattr(ScalableConsumer, "_register", late)
+        place.disconnect()
+        consumer.ended(place, NotReady("The leader cannot be reached."))
+        async with client.checkpoint_consumer(TOPIC, group="g", name="b") as second:
+            await until(lambda: second.segments == [0, 1])
+            assert sorted(await drain([second], 100)) == list(range(100))
+        may_register.set()
+        await until(lambda: consumer._place is not None)
+        await produce(client, 100, 120)
+        assert sorted(await drain([first], 20)) == list(range(100, 120))
+        assert await rest([first]) == []
 
 
 async def test_closing_again_takes_no_time(broker: InProcessBroker, client: Client) -> None:
