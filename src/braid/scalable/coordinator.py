@@ -227,7 +227,7 @@ class SubscriptionCoordinator:
                 if session is not None and session.is_newer_than(registration.number):
                     raise ConsumerDisplaced(f"A newer connection has the name {name} in subscription {self.name} by now.")
                 if self._places is not None:
-                    await self._places.is_used()
+                    await self._places.is_used(self._clock.now_ms(), self._config.group_grace_seconds, self._layout)
                 if session is None:
                     session = await self._join(name)
                 elif session.absent_since_ms is not None:

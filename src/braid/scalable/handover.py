@@ -55,9 +55,14 @@ class GroupPlaces:
         """Where a member begins: the last place that is known, the beginning (empty) of a segment that is younger than the
         group, or None: it is the first one there and begins where it wants to."""
         known = self._known.get(segment.segment_id)
-        if known is None and segment.created_at_epoch > self._created_at_epoch >= 0:
+        if known is None and (segment.created_at_epoch > self._created_at_epoch >= 0 or self._is_new_partition(segment)):
             return b""
         return known
+
+    def _is_new_partition(self, segment: SegmentInfo) -> bool:
+        """Layouts of regular topics have one epoch for ever, but partitions are only added, and whoever founds a group begins
+        in all that there are."""
+        return segment.legacy_topic_name is not None and bool(self._known) and segment.segment_id > max(self._known)
 
     def forget(self, segments: set[int]) -> None:
         """These ids mean other segments from now on."""
@@ -108,10 +113,18 @@ class GroupPlaces:
         await self._record.change(lambda old: msgspec.structs.replace(old, places=kept))
         self._known = kept
 
-    async def is_used(self) -> None:
-        """The group has a member: its record does not end."""
+    async def is_used(self, now_ms: int, grace_seconds: float, layout: SegmentLayout) -> None:
+        """The group has a member: its record does not end. One that should have ended by now, but had no leader that looked,
+        begins anew. Raises as `learn`."""
+
+        def use(old: SubscriptionMetadata) -> SubscriptionMetadata:
+            if old.empty_since_ms is not None and now_ms - old.empty_since_ms >= grace_seconds * 1000:
+                old = msgspec.structs.replace(old, places={}, created_at_epoch=layout.epoch)
+            return msgspec.structs.replace(old, empty_since_ms=None)
+
         if self._is_empty:
-            await self._record.change(lambda old: msgspec.structs.replace(old, empty_since_ms=None))
+            found = await self._record.change(use)
+            self._known, self._created_at_epoch = dict(found.places), found.created_at_epoch
             self._is_empty = False
 
     async def is_empty(self, since_ms: int) -> int:

@@ -573,6 +573,19 @@ async def test_groups_end_with_their_last_member(topic: str) -> None:
                     await client.checkpoint_consumer(topic, group="i")
 
 
+async def test_partitions_that_are_added_while_nobody_is_there(client: Client, broker: InProcessBroker) -> None:
+    topic, namespaces = TopicName.parse("persistent://public/default/parts"), broker.nodes[0].service.namespaces
+    await namespaces.create_partitioned(topic, 1)
+    async with client.checkpoint_consumer(str(topic), group="g", start=LATEST):
+        pass
+    await namespaces.grow_partitions(topic, 3)
+    async with client.producer(str(topic)) as producer:
+        for number in range(30):
+            await producer.send(str(number).encode())
+    async with client.checkpoint_consumer(str(topic), group="g", start=LATEST) as member:
+        assert sorted(await drain([member], 30)) == list(range(30))
+
+
 async def test_a_leader_looks_for_groups_that_have_ended(broker: InProcessBroker, client: Client) -> None:
     controller = await leader(broker)
     term = controller._term

@@ -394,6 +394,54 @@ def test_the_record_of_a_group_ends_some_time_after_its_last_member() -> None:
     virtually(main, config=ScalableConfig())
 
 
+@pytest.mark.parametrize("seconds", [90, 110])
+def test_a_group_that_should_have_ended_begins_anew(seconds: float) -> None:
+    """The topic was left alone meanwhile, so nobody has looked."""
+
+    async def main(world: World) -> None:
+        leader, coordinator = await make(world)
+        a = Member("a", [])
+        await a.register(coordinator)
+        a.read()
+        a.read()
+        await a.leave(coordinator)
+        assert not await coordinator.end_if_empty(100)
+        await leader.crash()
+        await asyncio.sleep(seconds)
+        _leader, coordinator = await make(world)
+        b = Member("b", [])
+        await b.register(coordinator)
+        is_over = seconds > 100
+        assert b.places == ({0: 0, 1: 0} if is_over else {0: 2, 1: 2})
+        record = await world.subscription()
+        assert record is not None
+        assert (record.places == {}) is is_over
+        assert record.empty_since_ms is None
+
+    virtually(main, config=ScalableConfig(group_grace_seconds=100))
+
+
+def test_partitions_that_are_added_begin_at_their_beginning() -> None:
+    """Whoever gets them: the layouts of a regular topic do not say which segments are younger than the group."""
+
+    async def main(world: World) -> None:
+        await world.put_subscription(GROUP)
+        leader = await world.leader()
+        record = await world.subscription()
+        assert record is not None
+        coordinator = leader.coordinator(SegmentLayout.synthetic(["t-partition-0", "t-partition-1"]), record)
+        await coordinator.restore()
+        a = Member("a", [])
+        registration = ConsumerRegistration("a", 1, a, says_goodbye=True, hands_over=True)
+        assert [each.place for each in (await coordinator.register(registration)).segments] == [None, None]
+        await coordinator.report("a", a, PlaceReport(leader.leadership.epoch, {0: b"7", 1: b"8"}))
+        await coordinator.unregister("a", a)
+        coordinator.on_layout_change(SegmentLayout.synthetic([f"t-partition-{number}" for number in range(4)]))
+        assert [each.place for each in (await coordinator.register(registration)).segments] == [b"7", b"8", b"", b""]
+
+    virtually(main, config=ScalableConfig())
+
+
 def test_records_of_groups_are_read_as_they_were_written() -> None:
     record = SubscriptionMetadata(type="CHECKPOINT", places={3: b"\x00\xff"}, empty_since_ms=5)
     assert msgspec.json.decode(msgspec.json.encode(record), type=SubscriptionMetadata) == record
