@@ -406,10 +406,12 @@ class CheckpointConsumer(SegmentsConsumer[ReaderLane]):
             what = f"segment {segment_id} of {self.topic} before it was read to its end"
         else:
             what = f"messages of segment {segment_id} of {self.topic} before they were read ({lost.message.rstrip('.')})"
+        begin = "start from EARLIEST"
+        if self.group is not None:  # `start` alone does not help: the group's place goes before it
+            begin = f"take another group, or delete the subscription {self.group}, and {begin}"
         self.fail(
             CheckpointOutdated(
-                f"Retention has removed {what}; start from EARLIEST, and keep data longer, or keep a subscription, if that "
-                "must not happen."
+                f"Retention has removed {what}; {begin}, and keep data longer, or keep a subscription, if that must not happen."
             )
         )
         for lane in self._lanes.values():

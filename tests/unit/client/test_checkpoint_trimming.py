@@ -113,6 +113,27 @@ async def test_a_checkpoint_before_what_is_kept_is_refused(world: World, group: 
         assert await take(consumer, 1) == [23]
 
 
+async def test_a_group_behind_what_is_kept_says_what_helps(world: World) -> None:
+    """Another `start` does not: the group's place goes before it."""
+    await world.produce(0, 12)
+    async with world.consumer(group="g") as consumer:
+        assert await take(consumer, 3) == [0, 1, 2]
+    await world.produce(12, 23)
+    first = await world.trim()
+    for start in (EARLIEST, LATEST):
+        with pytest.raises(
+            CheckpointOutdated, match="take another group, or delete the subscription g, and start from EARLIEST"
+        ):
+            await world.consumer(start, "g")
+    controller = await world.broker.nodes[0].service.scalable.lead(NAME)
+    assert isinstance(controller, ScalableTopicController)
+    async with world.consumer(group="h") as consumer:
+        assert await take(consumer, 23 - first) == list(range(first, 23))
+    await controller.delete_subscription("g")
+    async with world.consumer(group="g") as consumer:
+        assert await take(consumer, 23 - first) == list(range(first, 23))
+
+
 async def test_a_checkpoint_right_behind_what_is_gone_goes_on(world: World) -> None:
     await world.produce(0, 12)
     async with world.consumer() as consumer:
