@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from braid.errors import BraidError, Closed, LedElsewhere, NotReady, SubscriptionLimit, TopicNotFound
+from braid.errors import BraidError, Closed, LedElsewhere, NotReady, TopicNotFound
 from braid.metadata.api import MetadataStore, Span
 from braid.metadata.claims import GuardedRecord, StaleLeader
 from braid.metadata.election import Leadership
@@ -31,6 +31,7 @@ from braid.scalable.api import ConsumerAssignment, ConsumerRegistration, Segment
 from braid.scalable.candidate import TopicCandidate
 from braid.scalable.config import ScalableConfig
 from braid.scalable.coordinator import SubscriptionCoordinator
+from braid.scalable.group_ends import create_subscription, end_groups
 from braid.scalable.plans import each
 from braid.scalable.records import (
     REGULAR,
@@ -213,23 +214,9 @@ class _Term:
         self._used_at = self._runtime.clock.monotonic()
         async with self._turn:
             await self._look()  # a consumer of a topic made a moment ago sees all its partitions
-            try:
-                record = await self._plans.create(name, kind, initial)
-            except SubscriptionLimit:
-                if not await self._end_groups():
-                    raise
-                record = await self._plans.create(name, kind, initial)
+            grace = self._config.group_grace_seconds
+            record = await create_subscription(self._plans, self.coordinators, grace, name, kind, initial)
             return await self._coordinate(name, record)
-
-    async def _end_groups(self) -> int:
-        """Remove the checkpoint groups whose members left long ago; returns how many."""
-        ended = 0
-        for name, coordinator in list(self.coordinators.items()):
-            if await coordinator.end_if_empty(self._config.group_grace_seconds):
-                await self._plans.delete(name)
-                del self.coordinators[name]
-                ended += 1
-        return ended
 
     async def _coordinate(self, name: str, record: SubscriptionMetadata) -> SubscriptionCoordinator:
         found = self.coordinators.get(name)
@@ -320,7 +307,7 @@ class _Term:
 
     async def _reconcile(self) -> None:
         await self._look()
-        await self._end_groups()
+        await end_groups(self._plans, self.coordinators, self._config.group_grace_seconds)
         now = self._runtime.clock.monotonic()
         if any(coordinator.state().consumer_count for coordinator in self.coordinators.values()):
             self._used_at = now

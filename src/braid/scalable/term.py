@@ -19,7 +19,6 @@ from braid.errors import (
     KindConflict,
     LedElsewhere,
     NotReady,
-    SubscriptionLimit,
     SubscriptionNotFound,
     TopicNotFound,
 )
@@ -32,6 +31,7 @@ from braid.scalable import plans_layout, plans_prune, plans_topic, plans_upkeep
 from braid.scalable.api import Retention
 from braid.scalable.coordinator import SubscriptionCoordinator
 from braid.scalable.counts import OperationCounts
+from braid.scalable.group_ends import create_subscription, end_groups
 from braid.scalable.plans import TopicGone, TopicWork, describe
 from braid.scalable.records import Initial, SubscriptionKind, SubscriptionMetadata
 from braid.scalable.subscription_plans import SubscriptionPlans
@@ -279,12 +279,8 @@ class Term:
         began = self._clock.now_ms()
 
         async def body() -> bool:
-            try:
-                record = await self._plans.create(name, kind, initial)
-            except SubscriptionLimit:
-                if not await self._end_groups():
-                    raise
-                record = await self._plans.create(name, kind, initial)
+            grace = self.work.config.group_grace_seconds
+            record = await create_subscription(self._plans, self.coordinators, grace, name, kind, initial)
             await self._coordinate(name, record)
             return record.created_ms >= began  # else it was there already
 
@@ -296,13 +292,7 @@ class Term:
             await self.operate("end of checkpoint groups", self._end_groups, lambda ended: f": {ended}" if ended else None)
 
     async def _end_groups(self) -> list[str]:
-        ended = []
-        for name, coordinator in list(self.coordinators.items()):
-            if await coordinator.end_if_empty(self.work.config.group_grace_seconds):
-                await self._plans.delete(name)
-                self.coordinators.pop(name, None)
-                ended.append(name)
-        return ended
+        return await end_groups(self._plans, self.coordinators, self.work.config.group_grace_seconds)
 
     async def delete_subscription(self, name: str) -> None:
         async def body() -> None:
