@@ -22,7 +22,7 @@ from braid.model.layout import SegmentLayout
 from braid.model.segments import SegmentInfo
 from braid.runtime.clock import Clock
 from braid.scalable.api import PlaceReport
-from braid.scalable.records import SubscriptionMetadata
+from braid.scalable.records import SubscriptionMetadata, partitions_of
 from braid.scalable.sessions import ConsumerSession
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class GroupPlaces:
         self._record = record
         self._patience_seconds = patience_seconds
         self._changed = changed
-        self._created_at_epoch = found.created_at_epoch
+        self._created_at_epoch, self._partitions = found.created_at_epoch, found.partitions
         self._known = dict(found.places)
         self._is_empty = found.empty_since_ms is not None
 
@@ -55,14 +55,15 @@ class GroupPlaces:
         """Where a member begins: the last place that is known, the beginning (empty) of a segment that is younger than the
         group, or None: it is the first one there and begins where it wants to."""
         known = self._known.get(segment.segment_id)
-        if known is None and (segment.created_at_epoch > self._created_at_epoch >= 0 or self._is_new_partition(segment)):
+        if known is None and self._is_younger(segment):
             return b""
         return known
 
-    def _is_new_partition(self, segment: SegmentInfo) -> bool:
-        """Layouts of regular topics have one epoch for ever, but partitions are only added, and whoever founds a group begins
-        in all that there are."""
-        return segment.legacy_topic_name is not None and bool(self._known) and segment.segment_id > max(self._known)
+    def _is_younger(self, segment: SegmentInfo) -> bool:
+        if segment.created_at_epoch > self._created_at_epoch >= 0:
+            return True
+        # Layouts of regular topics have one epoch for ever, but partitions are only added.
+        return segment.legacy_topic_name is not None and 0 < self._partitions <= segment.segment_id
 
     def forget(self, segments: set[int]) -> None:
         """These ids mean other segments from now on."""
@@ -119,12 +120,14 @@ class GroupPlaces:
 
         def use(old: SubscriptionMetadata) -> SubscriptionMetadata:
             if old.empty_since_ms is not None and now_ms - old.empty_since_ms >= grace_seconds * 1000:
-                old = msgspec.structs.replace(old, places={}, created_at_epoch=layout.epoch)
+                partitions = partitions_of("CHECKPOINT", layout)
+                old = msgspec.structs.replace(old, places={}, created_at_epoch=layout.epoch, partitions=partitions)
             return msgspec.structs.replace(old, empty_since_ms=None)
 
         if self._is_empty:
             found = await self._record.change(use)
-            self._known, self._created_at_epoch = dict(found.places), found.created_at_epoch
+            self._known = dict(found.places)
+            self._created_at_epoch, self._partitions = found.created_at_epoch, found.partitions
             self._is_empty = False
 
     async def is_empty(self, since_ms: int) -> int:

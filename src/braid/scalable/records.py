@@ -190,6 +190,9 @@ class SubscriptionMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="ca
     """Of a checkpoint group: where it stands, by segment, as its members said last (`handover.py`)."""
     empty_since_ms: int | None = None
     """Of a checkpoint group: since when it has no members, once its leader has noticed."""
+    partitions: Number = 0
+    """Of a checkpoint group of a regular topic: how many that had when the group was made; it reads later ones from their
+    beginning. 0: not known, or a scalable topic."""
 
     @property
     def is_resetting(self) -> bool:
@@ -218,6 +221,11 @@ class RegistrationRecord(msgspec.Struct, frozen=True, kw_only=True, rename="came
 
 
 R = TypeVar("R", ScalableTopicMetadata, SubscriptionMetadata, RegistrationRecord)
+
+
+def partitions_of(kind: SubscriptionKind, layout: SegmentLayout) -> int:
+    """What the record of a subscription that is made now says of partitions."""
+    return len(layout.all_segments) if kind == "CHECKPOINT" and layout.routing is Routing.MOD_N else 0
 
 
 def _check_segments(segments: Mapping[int, SegmentRecord], next_id: int) -> None:

@@ -50,6 +50,7 @@ from braid.scalable.records import (
     SubscriptionMetadata,
     SubscriptionOperation,
     decode,
+    partitions_of,
     subscription_path,
     subscriptions_path,
 )
@@ -162,11 +163,12 @@ class SubscriptionPlans:
                 f"{self._topic} has {count} subscriptions, the limit scalable_topics.max_subscriptions_per_topic; delete one. "
                 "Checkpoint groups count for scalable_topics.group_grace_seconds after their last member has left."
             )
-        now = self._runtime.clock.now_ms()
+        now, layout = self._runtime.clock.now_ms(), self._layout()
         record = SubscriptionMetadata(
             type=kind,
             initial=initial,
-            created_at_epoch=self._layout().epoch,
+            created_at_epoch=layout.epoch,
+            partitions=partitions_of(kind, layout),
             created_ms=now,
             pending=self._change_to("create"),
             leader_epoch=self._leadership.epoch,

@@ -422,24 +422,35 @@ def test_a_group_that_should_have_ended_begins_anew(seconds: float) -> None:
 
 
 def test_partitions_that_are_added_begin_at_their_beginning() -> None:
-    """Whoever gets them: the layouts of a regular topic do not say which segments are younger than the group."""
+    """Whoever gets them, and in whichever order: the layouts of a regular topic do not say which segments are younger."""
+
+    def partitions(count: int) -> SegmentLayout:
+        return SegmentLayout.synthetic([f"t-partition-{number}" for number in range(count)])
 
     async def main(world: World) -> None:
-        await world.put_subscription(GROUP)
+        await world.put_subscription(msgspec.structs.replace(GROUP, partitions=2))
         leader = await world.leader()
         record = await world.subscription()
         assert record is not None
-        coordinator = leader.coordinator(SegmentLayout.synthetic(["t-partition-0", "t-partition-1"]), record)
+        coordinator = leader.coordinator(partitions(2), record)
         await coordinator.restore()
         a = Member("a", [])
         registration = ConsumerRegistration("a", 1, a, says_goodbye=True, hands_over=True)
         assert [each.place for each in (await coordinator.register(registration)).segments] == [None, None]
-        await coordinator.report("a", a, PlaceReport(leader.leadership.epoch, {0: b"7", 1: b"8"}))
+        coordinator.on_layout_change(partitions(4))
+        await asyncio.sleep(1)
+        await coordinator.report("a", a, PlaceReport(leader.leadership.epoch, {3: b"7"}))
         await coordinator.unregister("a", a)
-        coordinator.on_layout_change(SegmentLayout.synthetic([f"t-partition-{number}" for number in range(4)]))
-        assert [each.place for each in (await coordinator.register(registration)).segments] == [b"7", b"8", b"", b""]
+        assert [each.place for each in (await coordinator.register(registration)).segments] == [None, None, b"", b"7"]
+        await coordinator.unregister("a", a)
+        assert not await coordinator.end_if_empty(100)
+        await asyncio.sleep(200)
+        assert [each.place for each in (await coordinator.register(registration)).segments] == [None] * 4  # a new group
+        coordinator.on_layout_change(partitions(5))
+        await asyncio.sleep(1)
+        assert [each.place for each in (await coordinator.register(registration)).segments] == [None] * 4 + [b""]
 
-    virtually(main, config=ScalableConfig())
+    virtually(main, config=ScalableConfig(group_grace_seconds=100))
 
 
 def test_records_of_groups_are_read_as_they_were_written() -> None:
