@@ -321,8 +321,11 @@ async def test_a_start_is_told_as_the_start(broker: InProcessBroker, client: Cli
         assert got
 
 
-async def test_a_member_that_was_set_back_stays_so_when_the_leader_changes(broker: InProcessBroker, client: Client) -> None:
-    """The group's place is further until the start is told."""
+@pytest.mark.parametrize("takes_checkpoints", [False, True])
+async def test_a_member_that_was_set_back_stays_so_when_the_leader_changes(
+    broker: InProcessBroker, client: Client, takes_checkpoints: bool
+) -> None:
+    """The group's place is further until the start is told, or a checkpoint in its place."""
     async with client.checkpoint_consumer(TOPIC, group="g", name="a") as member:
         await produce(client, 0, 100)
         stored = member.checkpoint()
@@ -340,6 +343,9 @@ async def test_a_member_that_was_set_back_stays_so_when_the_leader_changes(broke
     opening = asyncio.create_task(consumer.open())
     await until(lambda: consumer.segments == [0, 1])
     lanes = dict(consumer._lanes)
+    if takes_checkpoints:
+        consumer.checkpoint()
+        consumer.checkpoint()
     session.lost(ConnectionLost("Cut by the test."))  # and it registers again
     await until(lambda: session.is_attached)
     assert consumer._lanes == lanes
