@@ -214,5 +214,12 @@ CAUGHT_BY_TESTS: dict[str, str] = {
     "test_an_operation_on_a_subscription_that_comes_into_its_record_late_is_done",
     "two removals of a log leave the rest to each other": "unit/managedledger/test_ml_deletion.py::"
     "test_a_removal_is_finished_although_another_one_was_begun_and_given_up",
+    "a member that was given up unawares sets its group back": "unit/client/test_checkpoint_groups.py::"
+    "test_a_checkpoint_from_before_others_took_over_is_not_told",
+    "a member whose broker was away reads again what others read": "unit/client/test_checkpoint_groups.py::"
+    "test_a_member_whose_broker_was_away_goes_on_where_the_group_is",
+    "partitions that are added begin at a member's start": "unit/scalable/test_handover.py::"
+    "test_partitions_that_are_added_begin_at_their_beginning",
+    "a group whose time is over goes on": "unit/scalable/test_handover.py::test_a_group_that_should_have_ended_begins_anew",
 }
 """Repairs that no seed can be relied on to miss: what it takes is too rare here, or clients of the simulator do not do it."""
