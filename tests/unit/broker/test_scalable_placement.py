@@ -13,19 +13,23 @@ import pytest
 from tests.unit.broker.placement import TOPIC, Placement, layout
 
 from braid.errors import TopicTerminated
+from braid.metadata import election
 from braid.metadata.api import Span
+from braid.metadata.election import LeaderElection
+from braid.metadata.tenure import Tenure, take
 from braid.model.layout import SegmentLayout
 from braid.model.names import TopicName
 from braid.model.segments import SegmentInfo, physical_name
+from braid.runtime.plans import Moment, watching
 from braid.scalable.config import ScalableConfig
-from braid.scalable.records import controller_path, subscriptions_path
+from braid.scalable.records import controller_path, from_record, subscriptions_path
 from braid.testing.broker import InProcessBroker
 from braid.testing.clock import ManualClock
 from braid.testing.raw_client import RawClient, hello
 from braid.web.config import StandaloneConfig
 from braid.web.node import BrokerNode
 from braid.wire import requests
-from braid.wire.types import CommandType
+from braid.wire.types import AckType, CommandType
 
 SESSION_SECONDS = StandaloneConfig().storage.session_timeout_seconds
 RECONCILE_SECONDS = ScalableConfig().reconcile_seconds
@@ -108,28 +112,59 @@ async def test_a_change_by_the_leader_is_pushed_by_another_broker_within_a_secon
     await check_roles(place, leader, owner)  # five splits, and the leader has not come to own anything
 
 
-async def paths(store: Any, parent: str = "/") -> AsyncIterator[str]:
-    """Everything there is in a store."""
-    for name in [each async for each in store.names(Span(parent), fresh=True)]:
-        path = f"{parent.rstrip('/')}/{name}"
-        yield path
-        async for below in paths(store, path):
-            yield below
+def paths(place: Placement) -> list[str]:
+    """Everything the metadata store has of the topic."""
+    return [path for path in place.brokers.standalone.metadata.tables.rows if "orders" in path]
 
 
 # Leadership.
 
 
+class Race:
+    """Holds up whoever is about to write the lock of a topic until all brokers are: each of them has seen that nobody leads.
+    Counts who comes to lead, be it for a moment."""
+
+    def __init__(self, racers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.key = ""
+        self.arrived = 0
+        self.won: list[Tenure] = []
+        self._racers = racers
+        self._all_there = asyncio.Event()
+        take_office = LeaderElection._take_office
+
+        async def together(store: Any, clock: Any, key: str, value: bytes, **options: Any) -> Any:
+            if key == self.key:
+                self.arrived += 1
+                if self.arrived >= self._racers:
+                    self._all_there.set()
+                await self._all_there.wait()
+            return await take(store, clock, key, value, **options)
+
+        def won(one: LeaderElection, tenure: Tenure) -> None:
+            if tenure.key == self.key:
+                self.won.append(tenure)
+            take_office(one, tenure)
+
+        monkeypatch.setattr(election, take.__name__, together)
+        monkeypatch.setattr(LeaderElection, "_take_office", won)
+
+    def begin(self, key: str) -> None:
+        self.key, self.arrived, self.won, self._all_there = key, 0, [], asyncio.Event()
+
+
 @pytest.mark.req("R468-3")
-async def test_three_brokers_race_for_a_topic_and_one_leads(place: Placement) -> None:
+async def test_three_brokers_race_for_a_topic_and_one_leads(place: Placement, monkeypatch: pytest.MonkeyPatch) -> None:
     store = place.nodes[0].service.metadata
+    race = Race(len(place.nodes), monkeypatch)
     won = set()
     for number in range(12):
         topic = TopicName.parse(f"topic://public/default/race-{number}")
         await place.nodes[number % 3].service.scalable._records.put_new(topic, 1)  # made, and led by nobody yet
         assert await store.get(controller_path(topic), fresh=True) is None
+        race.begin(controller_path(topic))
         order = place.nodes[number % 3 :] + place.nodes[: number % 3]
         made = await asyncio.gather(*(node.service.scalable.controller(topic) for node in order))
+        assert (race.arrived, len(race.won)) == (len(place.nodes), 1)
         record = await store.get(controller_path(topic), fresh=True)
         assert record is not None
         locks = [name async for name in store.names(Span(controller_path(topic).rpartition("/")[0])) if "controller" in name]
@@ -174,16 +209,26 @@ async def test_create_and_delete_leave_no_ledger_behind(place: Placement) -> Non
     await place.by_clock(controller.create_subscription("s", "STREAM", "earliest"))
     for each in list(controller.layout.active_segments.values()):
         client = await place.client(owner)
-        await client.producer(str(physical_name(TOPIC, each)))
-        await client.store(b"x", 0)
+        name = str(physical_name(TOPIC, each))
+        await client.producer(name)
+        for number in range(3):
+            await client.store(b"x", number)
+        await client.subscribe(name, "s", permits=3)
+        await client.messages(2)
+        (last,) = await client.messages(1)
+        request = client.next_request()
+        client.send(requests.ack(1, [last.command.message_id], AckType.INDIVIDUAL, request))
+        assert not (await client.answer(request)).HasField("error")
         client.close()
     await place.by_clock(controller.split_segment(0))
     await place.by_clock(controller.merge_segments(1, 2))
     names = [str(physical_name(TOPIC, each)) for each in controller.layout.all_segments.values()]
-    assert len({each async for each in ledgers.ledgers()} - before) >= 4
+    # Messages and acknowledgments of four segments, and records: of logs, cursors, the topic, its subscription.
+    assert len({each async for each in ledgers.ledgers()} - before) >= 8
+    assert len(paths(place)) > 2 * len(names)
     await place.by_clock(leader.service.scalable.delete_topic(TOPIC, force=True))
     assert {each async for each in ledgers.ledgers()} == before
-    assert [path async for path in paths(leader.service.metadata) if "orders" in path] == []
+    assert paths(place) == []
     for node in place.nodes:
         assert not set(names) & set(node.service.topics)
 
@@ -203,11 +248,22 @@ async def test_subscriptions_that_only_a_segments_owner_knows_are_found_here_and
         )
     store = leader.service.metadata
     assert [name async for name in store.names(Span(subscriptions_path(TOPIC)), fresh=True)] == []  # only the owners know
+    found: list[list[str]] = []
+
+    async def look(step: str, moment: Moment) -> None:
+        if (step, moment) == ("split:seal-parent", "before"):  # before anybody can write to the children
+            pending = (await leader.service.scalable.metadata(TOPIC)).pending_operation
+            assert pending is not None
+            children = [physical_name(TOPIC, from_record(child)) for child in pending.children]
+            found.extend([await leader.service.segments.subscriptions(child) for child in children])
+
     for parent, wanted in ((near_one.segment_id, ["near"]), (far_one.segment_id, ["far"])):
-        after = await place.by_clock(controller.split_segment(parent))
+        with watching(look):
+            after = await place.by_clock(controller.split_segment(parent))
         for number in after.segment(parent).child_ids:
             name = physical_name(TOPIC, after.segment(number))
             assert await leader.service.segments.subscriptions(name) == wanted
+    assert found == [["near"], ["near"], ["far"], ["far"]]
     assert str(far_name) not in leader.service.topics
     assert str(far_name) in far.service.topics
 
