@@ -147,8 +147,12 @@ def test_an_interruption_that_comes_late_is_taken_back() -> None:
         pass
 
 
-@pytest.mark.parametrize("seconds", [60.0, 0.0])
-def test_nothing_is_left_on_its_way(seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "until"),
+    [(60.0, "pass"), (0.0, "told.wait()"), (0.0, "while True: pass")],
+    ids=["in time", "late", "interrupted"],
+)
+def test_nothing_is_left_on_its_way(seconds: float, until: str) -> None:
     """Traced functions begin only if nothing is; what would hang is tried in a process of its own."""
     program = f"""
 import faulthandler, sys, threading
@@ -157,7 +161,7 @@ from braid.testing.sim.limits import WallClock
 faulthandler.dump_traceback_later(30, exit=True)
 told = threading.Event()
 with WallClock({seconds}, lambda _verdict: told.set()):
-    {"told.wait()" if not seconds else "pass"}
+    {until}
 sys.settrace(lambda *_event: None)
 (lambda: None)()
 """
