@@ -87,7 +87,7 @@ spark-faults: setup $(CLASSES)  ## 200 faults at the Spark sink: drivers, execut
 	$(BIN)/python packages/braid-spark/tests/spark/faults.py --count 200
 	$(BIN)/python packages/braid-spark/tests/spark/faults.py --count 40 --semantics at-least-once
 
-clients: setup  ## the Go, Rust, Java 4, Java V5 and Node clients against braid standalone (needs their toolchains)
+clients: setup  ## the Go, Rust, Java 4 and Java V5 clients against braid standalone (needs their toolchains)
 	$(BIN)/python tests/clients/run.py
 
 spoilt: setup  ## one record of nonsense at a time, every field of every kind: what brokers make of it
