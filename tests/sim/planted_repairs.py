@@ -191,6 +191,8 @@ CAUGHT_BY_TESTS: dict[str, str] = {
     "test_subscribing_with_a_rollback_resets_no_subscription_of_a_segment",
     "one unreadable registration stops the leader": "unit/scalable/test_upkeep.py::"
     "test_a_registration_that_cannot_be_read_costs_nobody_else_anything",
+    "one unreadable cursor refuses its topic": "unit/broker/test_spoilt_records.py::"
+    "test_one_record_of_nonsense_costs_what_it_is_about",
     "a prune beside opening fails it": "unit/client/test_open_beside_prune.py::"
     "test_a_sealed_segment_pruned_between_the_layout_and_the_attachment",
     "a leader that comes back has the epoch it had": "../src/braid/testing/conformance/metadata_elections.py::"
@@ -212,6 +214,20 @@ CAUGHT_BY_TESTS: dict[str, str] = {
     "test_a_new_ledger_stays_that_the_next_owner_may_have_found_in_the_record",
     "an operation written late stays unfinished": "unit/scalable/test_plans_topic.py::"
     "test_an_operation_on_a_subscription_that_comes_into_its_record_late_is_done",
+    "the record of a checkpoint group stays": "unit/scalable/test_upkeep.py::"
+    "test_a_group_without_members_ends_although_nobody_asks_for_anything",
+    "the patience of one ends that of all, on regular topics": "unit/scalable/test_regular.py::"
+    "test_one_whose_patience_ended_does_not_shorten_that_of_others",
+    "materialising reads the acknowledgments of all transactions": "unit/txn/test_ack_costs.py::"
+    "test_materialising_reads_no_more_than_what_is_materialised",
+    "a cumulative acknowledgment walks entry by entry": "unit/broker/test_long_walks.py::"
+    "test_a_cumulative_ack_around_holds_takes_no_step_for_each_entry",
+    "many topics are trimmed in one turn of the loop": "unit/broker/test_long_walks.py::"
+    "test_trimming_many_topics_lets_clients_have_their_turn",
+    "the requests of one connection are begun in one turn": "unit/broker/test_connection_turns.py::"
+    "test_many_requests_at_once_are_begun_in_several_turns",
+    "a loop that does not turn says nothing": "unit/runtime/test_loop_watch.py::"
+    "test_a_loop_that_is_held_says_where_it_stands_and_then_how_long",
     "two removals of a log leave the rest to each other": "unit/managedledger/test_ml_deletion.py::"
     "test_a_removal_is_finished_although_another_one_was_begun_and_given_up",
     "a member that was given up unawares sets its group back": "unit/client/test_checkpoint_groups.py::"

@@ -11,6 +11,7 @@ from braid.metadata.handle import Handle
 from braid.model.names import TopicName
 from braid.runtime.tasks import Tasks
 from braid.scalable.api import ConsumerRegistration
+from braid.scalable.config import ScalableConfig
 from braid.scalable.records import REGULAR, controller_path
 from braid.scalable.regular import RegularTopicController
 
@@ -191,6 +192,21 @@ def test_coordination_that_nobody_needs_is_given_up_and_that_of_a_deleted_topic_
         assert await world.subscription(root=REGULAR) is None
 
     virtually(main)
+
+
+@pytest.mark.inv("INV17")
+def test_a_group_without_members_ends_although_nobody_asks_for_anything() -> None:
+    async def main(world: World) -> None:
+        broker = await Broker(world, 1, partitions(world, 2)).start()
+        member, _ = await broker.join("a", "sub", "CHECKPOINT")
+        await broker.controller.unregister_consumer("sub", "a", member)
+        await asyncio.sleep(15)
+        assert await world.subscription(root=REGULAR) is not None
+        await asyncio.sleep(15)
+        assert not broker.controller.is_closed
+        assert await world.subscription(root=REGULAR) is None
+
+    virtually(main, config=ScalableConfig(group_grace_seconds=20))
 
 
 def test_one_whose_patience_ended_does_not_shorten_that_of_others() -> None:

@@ -627,3 +627,19 @@ def test_a_seek_removes_what_cannot_be_read(has_coordinator: bool) -> None:
         assert [each.name for each in await world.records(consumers_path(TOPIC, "sub"))] == ["c"]
 
     simulate(main)
+
+
+@pytest.mark.inv("INV17")
+def test_a_group_without_members_ends_although_nobody_asks_for_anything() -> None:
+    async def main(world: World) -> None:
+        broker, told = await topic_with(world, 1), Told()
+        controller = await broker.lead()
+        registration = ConsumerRegistration("c", 1, told)
+        await broker.do(lambda _service: controller.register_consumer("g", registration, "CHECKPOINT"))
+        await broker.do(lambda _service: controller.unregister_consumer("g", "c", told))
+        await asyncio.sleep(4 * PRUNE)
+        assert [each.name for each in await world.records(f"{topic_path(TOPIC)}/subscriptions")] == ["g"]
+        await asyncio.sleep(3 * PRUNE)
+        assert await world.records(f"{topic_path(TOPIC)}/subscriptions") == []
+
+    simulate(main, config=ScalableConfig(group_grace_seconds=5 * PRUNE, idle_seconds=0))
