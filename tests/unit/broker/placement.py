@@ -20,8 +20,9 @@ from braid.wire.types import CommandType
 
 TOPIC = TopicName.parse("topic://public/default/orders")
 NAMESPACE = NamespaceName.parse("public/default")
-STEP_SECONDS = 0.05
-"""How far `until` moves the clock at a time."""
+STEP_SECONDS = 0.01
+"""How far `until` moves the clock at a time: little, because what brokers ask of each other over HTTP takes turns of the loop,
+and more of them on a busy machine."""
 
 
 class Placement:

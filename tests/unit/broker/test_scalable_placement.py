@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
@@ -37,13 +38,26 @@ PUSH_SECONDS = 1.0
 """What a layout change may take to reach a client of another broker."""
 
 
-@pytest.fixture
-async def place() -> AsyncIterator[Placement]:
-    async with InProcessBroker(brokers=3, clock=ManualClock()) as brokers:
+@asynccontextmanager
+async def placement(config: StandaloneConfig | None = None) -> AsyncIterator[Placement]:
+    async with InProcessBroker(brokers=3, clock=ManualClock(), config=config) as brokers:
         made = Placement(brokers)
         yield made
         for client in made.clients:
             client.close()
+
+
+@pytest.fixture
+async def place() -> AsyncIterator[Placement]:
+    async with placement() as made:
+        yield made
+
+
+@pytest.fixture
+async def without_looks() -> AsyncIterator[Placement]:
+    """Nobody looks at a layout from time to time: who hears of a change was told."""
+    async with placement(StandaloneConfig(scalable_topics=ScalableConfig(reconcile_seconds=3600))) as made:
+        yield made
 
 
 async def roles(place: Placement, segments: int = 2) -> tuple[BrokerNode, BrokerNode, BrokerNode]:
@@ -96,18 +110,17 @@ async def test_a_broker_that_neither_leads_nor_owns_answers_from_the_store_alone
 
 
 @pytest.mark.req("R468-2", "R468-7", "R468-46")
-async def test_a_change_by_the_leader_is_pushed_by_another_broker_within_a_second(place: Placement) -> None:
+async def test_a_change_by_the_leader_is_pushed_by_another_broker_within_a_second(without_looks: Placement) -> None:
+    place = without_looks
     leader, owner, third = await roles(place)
     client = await place.client(third)
     assert (await layout(client)).dag.epoch == 0
     controller = await leader.service.scalable.lead_scalable(TOPIC)
     for change in range(1, 6):
-        before = place.clock.monotonic()
         after = await place.by_clock(controller.split_segment(min(controller.layout.active_segments)))
         done_at = place.clock.monotonic()
         shown = await next_update(client, change)  # and time stands
         assert place.clock.monotonic() - done_at < PUSH_SECONDS
-        assert place.clock.monotonic() - before < RECONCILE_SECONDS  # so it was no periodic look
         assert sorted(each.segment_id for each in shown.dag.segments) == sorted(after.all_segments)
     await check_roles(place, leader, owner)  # five splits, and the leader has not come to own anything
 
