@@ -105,10 +105,19 @@ class Members:
         await self._save(epoch, {name: each.kept for name, each in self.sessions.items()})
 
     async def _save(self, epoch: int, assigned: Mapping[str, tuple[int, ...]]) -> None:
-        unsaved = {name: segments for name, segments in assigned.items() if self.sessions[name].saved != segments}
-        saved = await self._registrations.save_all({name: given(epoch, segments) for name, segments in unsaved.items()})
-        for name in saved:
-            self.sessions[name].saved = unsaved[name]
+        sessions = {
+            name: session
+            for name, segments in assigned.items()
+            if (session := self.sessions[name]).is_in_doubt or session.saved != segments
+        }
+        for name, session in sessions.items():  # until the answer is here; a write may be applied and have none
+            session.saved = tuple(dict.fromkeys((*session.saved, *assigned[name])))
+            session.is_in_doubt = True
+
+        def is_saved(name: str) -> None:
+            sessions[name].saved, sessions[name].is_in_doubt = assigned[name], False
+
+        await self._registrations.save_all({name: given(epoch, assigned[name]) for name in sessions}, is_saved)
 
     def start_grace(self, session: ConsumerSession) -> None:
         """The consumer has no connection: it has the full period to come back."""

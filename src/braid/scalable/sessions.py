@@ -50,6 +50,7 @@ class ConsumerSession:
         "handle",
         "hands_over",
         "is_expired",
+        "is_in_doubt",
         "is_untold",
         "is_waiting",
         "missing_since",
@@ -71,7 +72,9 @@ class ConsumerSession:
         self.segments = record.segments
         """Assigned now."""
         self.saved = record.segments
-        """Assigned, as the record says; what it has still to hand over counts as assigned there."""
+        """Assigned, as the record says; what it has still to hand over counts as assigned there. While a write of it is in
+        doubt: all that it may say."""
+        self.is_in_doubt = False
         self.hands_over = True
         """In a checkpoint group: whether it says where it stopped. Of a restored one nobody knows before it is back."""
         self.owed: dict[int, float] = {}
@@ -239,8 +242,10 @@ class Registrations:
             return fresh
         raise OutcomeUnknown(f"The registration of {consumer} came and went {ATTEMPTS} times; try again.")
 
-    async def save_all(self, changes: Mapping[str, Change]) -> dict[str, RegistrationRecord]:
-        """Change several at once; raises the worst error after all were tried."""
+    async def save_all(
+        self, changes: Mapping[str, Change], on_saved: Callable[[str], None] = lambda _consumer: None
+    ) -> dict[str, RegistrationRecord]:
+        """Change several at once; raises the worst error after all were tried. `on_saved` is told of each that is written."""
         turns = asyncio.Semaphore(WRITES)
         saved: dict[str, RegistrationRecord] = {}
         errors: list[StoreError] = []
@@ -249,6 +254,7 @@ class Registrations:
             async with turns:
                 try:
                     saved[name] = await self.save(name, change)
+                    on_saved(name)
                 except StoreError as error:
                     errors.append(error)
 

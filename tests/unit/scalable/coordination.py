@@ -193,9 +193,16 @@ class CountingStore:
         self.refuse_delete: Callable[[str], BraidError | None] = lambda _key: None
         self.is_lost: Callable[[str], bool] = lambda _key: False
         """Whether a write never arrives and is not answered."""
+        self.refuse_read: Callable[[str], BraidError | None] = lambda _key: None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
+
+    async def get(self, key: str, **options: Any) -> Record | None:
+        error = self.refuse_read(key)
+        if error is not None:
+            raise error
+        return await self.inner.get(key, **options)
 
     async def put(self, key: str, value: bytes, **options: Any) -> Record:
         error = self.refuse(key)

@@ -12,12 +12,14 @@ from braid.errors import (
     InvalidArgument,
     InvalidTopicName,
     NotReady,
+    OutcomeUnknown,
     PreconditionFailed,
     StoreUnavailable,
     SubscriptionLimit,
     SubscriptionNotFound,
     TopicNotFound,
 )
+from braid.metadata.api import Record
 from braid.metadata.claims import StaleLeader
 from braid.model.layout import SegmentLayout
 from braid.model.segments import physical_name
@@ -576,6 +578,40 @@ def test_a_registration_that_fails_does_not_make_an_owed_removal_forgotten() -> 
         with pytest.raises(StoreUnavailable):
             await join(coordinator, "b")
         leader.store.refuse = leader.store.refuse_delete = lambda _key: None
+        await leader.plans(lambda: layout).seek("sub", 0)
+        await leader.crash()
+        assert await read_from_the_parent(world, layout) == {"a": (0,)}
+
+    virtually(main)
+
+
+@pytest.mark.inv("INV8")
+@pytest.mark.parametrize("is_applied", [False, True])
+def test_a_seek_takes_away_also_what_a_write_without_a_good_answer_has_given(is_applied: bool) -> None:
+    """c comes; its record is written, those of the others are not, or nobody knows: c's segments must not outlive the seek."""
+
+    async def main(world: World) -> None:
+        leader = await world.leader()
+        layout, b = await shared_by_two(world, leader)
+        coordinator, put = leader.coordinators["sub"], leader.store.inner.put
+        await coordinator.unregister("b", b)
+        assert held(coordinator) == {"a": (1, 2)}
+
+        async def without_an_answer(key: str, value: bytes, **options: Any) -> Record:
+            if key.endswith("/c") and b'"segments"' in value:
+                leader.store.refuse_read = lambda key: StoreUnavailable("down") if key.endswith("/c") else None
+                await put(key, value, **options)
+                raise OutcomeUnknown("no answer")
+            return await put(key, value, **options)
+
+        if is_applied:
+            leader.store.inner.put = without_an_answer  # type: ignore[method-assign]
+        else:
+            leader.store.refuse = lambda key: StoreUnavailable("not now") if key.endswith("/a") else None
+        await join(coordinator, "c")
+        leader.store.refuse = leader.store.refuse_read = lambda _key: None
+        leader.store.inner.put = put  # type: ignore[method-assign]
+        assert (await world.registrations())["c"].segments  # written, and the leader was not told
         await leader.plans(lambda: layout).seek("sub", 0)
         await leader.crash()
         assert await read_from_the_parent(world, layout) == {"a": (0,)}
