@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from braid.errors import BraidError, Closed, LedElsewhere, StoreError, TopicNotFound
+from braid.errors import BraidError, Closed, InvariantBroken, LedElsewhere, StoreError, TopicNotFound
 from braid.metadata.api import MetadataStore
 from braid.metadata.claims import StaleLeader
 from braid.metadata.election import Leadership
@@ -345,6 +345,11 @@ class ScalableTopicController(TopicCandidate[Term]):
                 continue
             except Closed:
                 return
+            except InvariantBroken:
+                raise
+            except Exception:  # or this broker would never hear of the topic again
+                log.exception("the record of %s could not be looked at and is looked at again", self.topic)
+                continue
             self._compare()
 
     def _compare(self) -> None:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, ParamSpec
 
 import msgspec
 
@@ -60,6 +60,7 @@ from braid.scalable.sessions import ConsumerSession, Registrations, present
 from braid.scalable.subscription_state import SubscriptionState, away, draining, shown_state, unreadable
 
 log = logging.getLogger(__name__)
+P = ParamSpec("P")
 MAX_CONSUMER_NAME: Final = 1024
 """Characters."""
 LAST_WRITE_SECONDS: Final = 10.0
@@ -176,7 +177,7 @@ class SubscriptionCoordinator:
     async def close(self, error: BraidError | None = None) -> None:
         """End; nothing is written any more when it returns. Connected consumers are told `error`, by default that they have to
         find the leader; given for a subscription that goes for good: its registrations are about to be removed."""
-        handles = [each.handle for each in self._sessions.values() if each.handle is not None]
+        handles = [(name, each.handle) for name, each in self._sessions.items() if each.handle is not None]
         is_first = not self.is_closed
         self.kill()
         await self._tasks.close()
@@ -186,8 +187,8 @@ class SubscriptionCoordinator:
             reason = error or NotReady(
                 f"Subscription {self.name} of {self.topic} is no longer coordinated here; register again."
             )
-            for handle in handles:
-                handle.ended(reason)
+            for name, handle in handles:
+                self._tell(name, handle.ended, reason)
 
     async def _until_written(self) -> None:
         """Wait for the registration that is just being written, if there is one, but not for ever."""
@@ -206,6 +207,8 @@ class SubscriptionCoordinator:
         """End at once, as a crash would."""
         self.is_closed = True
         self._members.stop()
+        if self._places is not None:
+            self._places.stop()
         self._tasks.cancel()
 
     # Consumers.
@@ -240,7 +243,7 @@ class SubscriptionCoordinator:
                     raise Closed(f"The connection of consumer {name} was lost while it registered.")
                 displaced = session.attach(registration, number := registration.number or self._next_number())
                 if displaced is not None:
-                    displaced.displaced()
+                    self._tell(name, displaced.displaced)
                 if self._places is not None:
                     self._news.set()  # it may owe nothing any more
                 return msgspec.structs.replace(self._assignment(session), number=number)
@@ -448,10 +451,7 @@ class SubscriptionCoordinator:
         for session in (*late, *changed):
             if session.handle is not None and not self.is_closed:  # others are answered when they register
                 session.is_untold = False
-                try:
-                    session.handle.push(self._assignment(session))
-                except Exception:  # its own concern: the others must hear of theirs
-                    log.exception("consumer %s of %s could not be told its segments", session.name, self.name)
+                self._tell(session.name, session.handle.push, self._assignment(session))
 
     def _assignment(self, session: ConsumerSession) -> ConsumerAssignment:
         places = self._places if session.hands_over else None
@@ -495,9 +495,16 @@ class SubscriptionCoordinator:
     def _gone(self, session: ConsumerSession) -> None:
         """A connected consumer that has left without a word."""
         if session.handle is not None and self._leadership.holds():
-            session.handle.push(ConsumerAssignment(self._layout.epoch, resets=self.record.resets))
+            self._tell(session.name, session.handle.push, ConsumerAssignment(self._layout.epoch, resets=self.record.resets))
             session.detach(self._clock.now_ms())
             self._members.expire(session)
+
+    def _tell(self, name: str, how: Callable[P, None], *args: P.args, **options: P.kwargs) -> None:
+        """One who cannot be told is its own concern: the others must hear of theirs, and what is being done must be done."""
+        try:
+            how(*args, **options)
+        except Exception:
+            log.exception("consumer %s of %s could not be told what concerns it", name, self.name)
 
     def _departures(self) -> Departures:
         return Departures(

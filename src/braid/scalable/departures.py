@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from braid.errors import BraidError
+from braid.errors import BraidError, InvariantBroken
 from braid.model.layout import SegmentLayout
 from braid.model.names import TopicName
 from braid.model.segments import SegmentInfo, physical_name
@@ -113,7 +113,11 @@ class Departures:
             return await self._segments.backlog(physical_name(self._topic, segment), self._subscription)
         except BraidError as error:
             log.debug("who is attached to segment %d is unknown: %s", segment.segment_id, error)
-            return None
+        except InvariantBroken:
+            raise
+        except Exception:  # or nobody would ever look at any consumer again
+            log.exception("who is attached to segment %d could not be asked", segment.segment_id)
+        return None
 
 
 async def until_released(

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from braid.errors import BraidError, SubscriptionNotFound, TopicNotFound
+from braid.errors import BraidError, InvariantBroken, SubscriptionNotFound, TopicNotFound
 from braid.model.assignment import assignable
 from braid.model.layout import SegmentLayout
 from braid.model.names import TopicName
@@ -169,6 +169,11 @@ class DrainWatch:
                 return
             except BraidError as error:
                 log.debug("whether %s is drained for %s is unknown: %s", name, self._subscription, error)
+                return
+            except InvariantBroken:
+                raise
+            except Exception:  # or nobody would ever look at any segment again
+                log.exception("whether %s is drained for %s could not be asked", name, self._subscription)
                 return
         if generation != self._generation or segment.segment_id not in self._layout.all_segments:
             return

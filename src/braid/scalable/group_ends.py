@@ -6,10 +6,15 @@ remember anything: coordinators and plans are the leader's, which calls this in 
 
 from __future__ import annotations
 
-from braid.errors import SubscriptionLimit
+import logging
+
+from braid.errors import BraidError, SubscriptionLimit
+from braid.metadata.claims import StaleLeader
 from braid.scalable.coordinator import SubscriptionCoordinator
 from braid.scalable.records import Initial, SubscriptionKind, SubscriptionMetadata
 from braid.scalable.subscription_plans import SubscriptionPlans
+
+log = logging.getLogger(__name__)
 
 
 async def end_groups(
@@ -18,10 +23,15 @@ async def end_groups(
     """Remove the groups whose members left long ago, also from the coordinators; returns their names."""
     ended = []
     for name, coordinator in list(coordinators.items()):
-        if await coordinator.end_if_empty(grace_seconds):
-            await plans.delete(name)
-            coordinators.pop(name, None)
-            ended.append(name)
+        try:
+            if await coordinator.end_if_empty(grace_seconds):
+                await plans.delete(name)
+                coordinators.pop(name, None)
+                ended.append(name)
+        except StaleLeader:
+            raise
+        except BraidError as error:  # its own concern; the next look tries again, or finishes what was begun
+            log.info("the checkpoint group %s of %s could not be ended: %s", name, coordinator.topic, error)
     return ended
 
 

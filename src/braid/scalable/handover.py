@@ -20,7 +20,7 @@ from braid.errors import InvalidArgument
 from braid.metadata.claims import GuardedRecord
 from braid.model.layout import SegmentLayout
 from braid.model.segments import SegmentInfo
-from braid.runtime.clock import Clock
+from braid.runtime.clock import Clock, Timer
 from braid.scalable.api import PlaceReport
 from braid.scalable.records import SubscriptionMetadata, partitions_of
 from braid.scalable.sessions import ConsumerSession
@@ -28,6 +28,8 @@ from braid.scalable.sessions import ConsumerSession
 log = logging.getLogger(__name__)
 MAX_PLACE: Final = 64
 """Bytes of one place."""
+LEAST_SECONDS: Final = 0.01
+"""Until the next look whether somebody is late: timers and clocks differ by a little."""
 
 
 class GroupPlaces:
@@ -49,7 +51,9 @@ class GroupPlaces:
         self._changed = changed
         self._created_at_epoch, self._partitions = found.created_at_epoch, found.partitions
         self._known = dict(found.places)
-        self._is_empty = found.empty_since_ms is not None
+        self._timer: Timer | None = None  # when the first of those who owe something is late
+        self._is_empty = found.empty_since_ms is not None  # as far as the record may say so
+        self._empty_since_ms: int | None = None  # what it says, once we have written that
 
     def of(self, segment: SegmentInfo) -> bytes | None:
         """Where a member begins: the last place that is known, the beginning (empty) of a segment that is younger than the
@@ -86,14 +90,23 @@ class GroupPlaces:
             lost = (set(session.segments) & dealt) - set(wanted[name])
             if session.hands_over and lost:
                 session.owed |= dict.fromkeys(lost, now + self._patience_seconds)
-                self._clock.call_later(self._patience_seconds, self._changed)
         owed = {number for each in sessions.values() for number in each.owed}
+        self.stop()
+        if owed:
+            first = min(until for each in sessions.values() for until in each.owed.values())
+            self._timer = self._clock.call_later(max(LEAST_SECONDS, first - now), self._changed)
         given = {name: tuple(number for number in each if number not in owed) for name, each in wanted.items()}
         for name, session in sessions.items():
             is_waiting = len(given[name]) < len(wanted[name])
             session.is_untold |= session.is_waiting and not is_waiting
             session.is_waiting = is_waiting
         return given
+
+    def stop(self) -> None:
+        """Nobody is waited for any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     async def hear(self, session: ConsumerSession, report: PlaceReport, layout: SegmentLayout) -> bool:
         """A member says where it stands: whether it let go of something that it owed. Raises as `learn`."""
@@ -125,6 +138,7 @@ class GroupPlaces:
             return msgspec.structs.replace(old, empty_since_ms=None)
 
         if self._is_empty:
+            self._empty_since_ms = None
             found = await self._record.change(use)
             self._known = dict(found.places)
             self._created_at_epoch, self._partitions = found.created_at_epoch, found.partitions
@@ -136,9 +150,10 @@ class GroupPlaces:
         def note(old: SubscriptionMetadata) -> SubscriptionMetadata:
             return old if old.empty_since_ms is not None else msgspec.structs.replace(old, empty_since_ms=since_ms)
 
-        self._is_empty = True
-        found = await self._record.change(note)
-        return since_ms if found.empty_since_ms is None else found.empty_since_ms
+        if self._empty_since_ms is None:
+            self._is_empty = True
+            self._empty_since_ms = (await self._record.change(note)).empty_since_ms
+        return since_ms if self._empty_since_ms is None else self._empty_since_ms
 
 
 def check_places(places: Mapping[int, bytes | None]) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from braid.errors import BraidError, Closed, NotReady, StoreError
+from braid.errors import BraidError, Closed, InvariantBroken, NotReady, StoreError
 from braid.metadata.api import Delete, Event, MetadataStore, Put, Record, Span
 from braid.model.names import NamespaceName
 from braid.runtime.clock import Timer
@@ -123,7 +123,11 @@ class NamespaceWatches:
             await feed.load()
             session = NamespaceWatchSession(watch_id, filters or {}, push, feed)
             feed.sessions[session] = None
-            session.begin(feed.topics, current_hash)
+            try:
+                session.begin(feed.topics, current_hash)
+            except BaseException:
+                session.close()
+                raise
             return session
         finally:
             feed.arriving -= 1
@@ -237,6 +241,10 @@ class _Feed:
                 log.info("the topics of %s could not be listed: %s", self._namespace, error)
             except Closed:
                 return
+            except InvariantBroken:
+                raise
+            except Exception:  # or what no watch tells would never be known
+                log.exception("the topics of %s could not be listed and are listed again", self._namespace)
 
     async def _follow(self) -> None:
         while True:

@@ -16,7 +16,15 @@ from typing import Any, Final
 
 import msgspec
 
-from braid.errors import BraidError, Closed, LedElsewhere, NotReady, TopicNotFound
+from braid.errors import (
+    BraidError,
+    Closed,
+    InvariantBroken,
+    LedElsewhere,
+    NotReady,
+    StoreMismatch,
+    TopicNotFound,
+)
 from braid.metadata.api import MetadataStore, Span
 from braid.metadata.claims import GuardedRecord, StaleLeader
 from braid.metadata.election import Leadership
@@ -258,6 +266,11 @@ class _Term:
         except BraidError as error:
             log.info("the coordination of %s waits: %s", self._topic, error)
             return False
+        except InvariantBroken:
+            raise
+        except Exception:  # or nobody would look after the topic's consumers any more
+            log.exception("the coordination of %s failed in an unexpected way and is tried again", self._topic)
+            return False
         return True
 
     async def _take_over(self) -> None:
@@ -269,7 +282,10 @@ class _Term:
         records = {}
         for name in names:
             key = subscription_path(self._topic, name, REGULAR)
-            records[name] = await GuardedRecord(self._store, self.leadership, key, SubscriptionMetadata).claim()
+            try:
+                records[name] = await GuardedRecord(self._store, self.leadership, key, SubscriptionMetadata).claim()
+            except StoreMismatch as error:  # its own concern, as everywhere
+                log.warning("subscription %s of %s is not looked after: %s", name, self._topic, error)
         await self._plans.roll_forward()
         for name, record in records.items():
             if record.pending is None or record.pending.kind != "delete":

@@ -13,7 +13,16 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Final, TypeAlias
 
-from braid.errors import BraidError, Closed, LedElsewhere, NotReady, PreconditionFailed, StoreUnavailable, TopicNotFound
+from braid.errors import (
+    BraidError,
+    Closed,
+    InvariantBroken,
+    LedElsewhere,
+    NotReady,
+    PreconditionFailed,
+    StoreUnavailable,
+    TopicNotFound,
+)
 from braid.metadata.api import MetadataStore
 from braid.metadata.values import read_json
 from braid.model.names import Domain, NamespaceName, TopicName
@@ -315,6 +324,10 @@ class ScalableTopicService:
                 return
             except BraidError as error:
                 log.info("could not look for topics that nobody leads: %s", error)
+            except InvariantBroken:
+                raise
+            except Exception:  # or nobody would ever look for them again
+                log.exception("could not look for topics that nobody leads, and looks again")
 
     async def adopt(self) -> None:
         """Campaign for every topic that nobody leads and that is not at rest: at once if it is in one of our bundles, else if
@@ -328,9 +341,17 @@ class ScalableTopicService:
                 if not self._owns(topic) and topic not in self._orphans:
                     orphans.add(topic)
                     continue
-                await self.controller(topic)
+                await self._adopt(topic)
             except (StoreUnavailable, Closed):
                 raise  # it is the same with the others
             except BraidError as error:
                 log.info("could not adopt %s: %s", topic, error)
         self._orphans = orphans
+
+    async def _adopt(self, topic: TopicName) -> None:
+        try:
+            await self.controller(topic)
+        except Closed as error:
+            if self._is_closed:
+                raise
+            log.info("could not adopt %s: %s", topic, error)  # its controller was closed meanwhile, or could not begin

@@ -113,8 +113,11 @@ class SubscriptionPlans:
 
     async def delete(self, name: str) -> None:
         """Remove a subscription: its consumers, its cursors, its record. Raises SubscriptionNotFound."""
-        await self._replace_unreadable(name)
-        await self._begin(name, "delete")
+        replaced = await self._replace_unreadable(name)
+        if replaced is None:
+            await self._begin(name, "delete")
+        else:
+            await self._roll(name, replaced)
 
     async def seek(self, name: str, timestamp_ms: int) -> None:
         """Go to the first message at or after a time, on every segment. Raises SubscriptionNotFound, PreconditionFailed."""
@@ -337,20 +340,28 @@ class SubscriptionPlans:
             raise SubscriptionNotFound(f"{self._topic} has no subscription {name}; its stats list those it has.")
         return record
 
-    async def _replace_unreadable(self, name: str) -> None:
-        """Put a readable record in the place of one that only a newer version can read, so that it can be deleted."""
+    async def _replace_unreadable(self, name: str) -> SubscriptionMetadata | None:
+        """Put a readable record in the place of one that only a newer version can read, so that it can be deleted. It says so
+        itself: nobody may take it for a subscription that somebody made. Returns it; None if the record can be read."""
         stored = await self._store.get(self._key(name), fresh=True)
         if stored is None:
-            return
+            return None
         try:
             decode(SubscriptionMetadata, stored.key, stored.value)
         except StoreMismatch as error:
             log.warning("subscription %s of %s is deleted although its record is not understood: %s", name, self._topic, error)
-            record = SubscriptionMetadata(
-                created_ms=self._runtime.clock.now_ms(), leader_epoch=self._leadership.epoch, incarnation=self._incarnation()
-            )
-            self._check_leading()
+        else:
+            return None
+        record = SubscriptionMetadata(
+            created_ms=self._runtime.clock.now_ms(),
+            pending=self._change_to("delete"),
+            leader_epoch=self._leadership.epoch,
+            incarnation=self._incarnation(),
+        )
+        self._check_leading()
+        async with step("delete-subscription:intend"):
             await self._store.put(stored.key, msgspec.json.encode(record), expected=stored.version)
+        return record
 
     async def _change(self, name: str, modify: Callable[[SubscriptionMetadata], SubscriptionMetadata]) -> SubscriptionMetadata:
         record = GuardedRecord(self._store, self._leadership, self._key(name), SubscriptionMetadata)

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 from tests.unit.scalable.coordination import Client, Stored, World, ids, virtually
 
-from braid.errors import Conflict, InvalidTopicName, LedElsewhere, NotReady
+from braid.errors import Conflict, InvalidTopicName, LedElsewhere, NotReady, StoreMismatch
 from braid.metadata.handle import Handle
 from braid.model.names import TopicName
 from braid.runtime.tasks import Tasks
 from braid.scalable.api import ConsumerRegistration
 from braid.scalable.config import ScalableConfig
-from braid.scalable.records import REGULAR, controller_path
+from braid.scalable.records import REGULAR, controller_path, subscription_path
 from braid.scalable.regular import RegularTopicController
 
 TOPIC = TopicName.parse("persistent://public/default/orders")
@@ -227,6 +227,81 @@ def test_one_whose_patience_ended_does_not_shorten_that_of_others() -> None:
         term.changed.set()
         await second
         await tasks.close()
+        await broker.controller.close()
+
+    virtually(main)
+
+
+@pytest.mark.inv("INV17")
+def test_a_subscription_that_cannot_be_read_costs_the_others_nothing() -> None:
+    async def main(world: World) -> None:
+        count = partitions(world, 2)
+        odd = subscription_path(TOPIC, "odd", REGULAR)
+        await world.store.put(odd, b'{"type": 5}')
+        broker = await Broker(world, 1, count).start()
+        _, mine = await broker.join("a")
+        assert mine == [0, 1]
+        with pytest.raises(StoreMismatch, match="odd"):
+            await broker.join("a", "odd")
+        stored = await world.store.get(odd, fresh=True)
+        assert stored is not None and stored.value == b'{"type": 5}'
+        await broker.controller.close()
+
+    virtually(main)
+
+
+@pytest.mark.inv("INV15")
+def test_an_unexpected_failure_does_not_end_the_coordination() -> None:
+    async def main(world: World) -> None:
+        count = partitions(world, 2)
+        broker = Broker(world, 1, count)
+        count["partitions"] = "many"  # type: ignore[assignment]
+        await broker.start()
+        await asyncio.sleep(3)
+        count["partitions"] = 2
+        await asyncio.sleep(1)
+        a, mine = await broker.join("a")
+        assert mine == [0, 1]
+        count["partitions"] = "many"  # type: ignore[assignment]
+        await asyncio.sleep(20)
+        partitions(world, 3)
+        count["partitions"] = 3
+        await asyncio.sleep(20)
+        assert ids(a.pushed[-1]) == [0, 1, 2]
+        await broker.controller.close()
+
+    virtually(main)
+
+
+@pytest.mark.inv("INV17")
+def test_a_group_whose_record_cannot_be_changed_does_not_keep_the_others() -> None:
+    async def main(world: World) -> None:
+        broker = await Broker(world, 1, partitions(world, 2)).start()
+        await broker.join("stays", "reading")
+        for name in ("first", "second"):
+            client, _ = await broker.join("a", name, "CHECKPOINT")
+            await broker.controller.unregister_consumer(name, "a", client)
+        await world.store.put(subscription_path(TOPIC, "first", REGULAR), b"{")
+        await asyncio.sleep(200)
+        assert set((await broker.controller.stats())["subscriptions"]) == {"reading", "first"}
+        assert await world.store.get(subscription_path(TOPIC, "second", REGULAR), fresh=True) is None
+        await broker.controller.close()
+
+    virtually(main, config=ScalableConfig(group_grace_seconds=100))
+
+
+@pytest.mark.req("R468-38")
+def test_waiting_for_the_end_of_a_group_writes_once() -> None:
+    async def main(world: World) -> None:
+        broker = await Broker(world, 1, partitions(world, 2)).start()
+        await broker.join("stays", "reading")
+        client, _ = await broker.join("a", "group", "CHECKPOINT")
+        await broker.controller.unregister_consumer("group", "a", client)
+        await asyncio.sleep(20)
+        before = await world.store.get(subscription_path(TOPIC, "group", REGULAR), fresh=True)
+        await asyncio.sleep(500)
+        after = await world.store.get(subscription_path(TOPIC, "group", REGULAR), fresh=True)
+        assert before is not None and after is not None and before.version == after.version
         await broker.controller.close()
 
     virtually(main)
