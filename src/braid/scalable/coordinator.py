@@ -537,6 +537,7 @@ class SubscriptionCoordinator:
                     await self._rebalance()
             except StaleLeader as error:
                 log.info("subscription %s of %s stops here: %s", self.name, self.topic, error)
+                self._leadership.step_down()  # it may be for a moment only, but nobody would go on here
                 return
             except StoreError as error:
                 log.warning("subscription %s of %s tries again: %s", self.name, self.topic, error)

@@ -7,11 +7,23 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from tests.unit.scalable.fakes import SESSION, TOPIC, World, brokers_with_topic, simulate, until_led_by
+from tests.unit.scalable.coordination import Client
+from tests.unit.scalable.fakes import (
+    SESSION,
+    TOPIC,
+    World,
+    brokers_with_topic,
+    controller_of,
+    simulate,
+    topic_with,
+    until_led_by,
+)
 
 from braid.errors import LedElsewhere, TopicNotFound
+from braid.metadata.api import SessionState
 from braid.metadata.claims import StaleLeader
 from braid.runtime.plans import Moment, watching
+from braid.scalable.api import ConsumerRegistration
 from braid.scalable.records import controller_path, topic_path
 from braid.testing.sim.loop import NODE
 
@@ -145,5 +157,33 @@ def test_a_leader_whose_time_is_up_asks_no_owner() -> None:
         await until_led_by(world, leader)
         await leader.do(lambda _service: controller.split_segment(0))
         assert set(world.segments.epochs) == {(await world.until_settled()).leader_epoch}
+
+    simulate(main)
+
+
+@pytest.mark.inv("INV4", "INV15")
+def test_a_leader_that_is_unsure_for_a_moment_goes_on_or_steps_down() -> None:
+    """The link to the store is down while a consumer's grace period ends; the session outlives that, and so does the record."""
+
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 2)
+        controller = await controller_of(broker)
+        stays, goes = Client("stays"), Client("goes")
+        for client in (stays, goes):
+            registration = ConsumerRegistration(client.name, 1, client)
+            await broker.do(lambda _service, of=registration: controller.register_consumer("sub", of, "STREAM"))  # type: ignore[misc]
+        await broker.do(lambda _service: controller.split_segment(0))
+        await asyncio.sleep(20)  # so that nothing else is looked at in that moment
+        controller.consumer_disconnected("sub", "goes", goes)
+        await asyncio.sleep(world.config.consumer_grace_seconds - 0.5)
+        session: Any = broker.store.session
+        session.state = SessionState.SUSPENDED
+        await asyncio.sleep(1)
+        session.state = SessionState.CONNECTED
+        await asyncio.sleep(30)
+        controller = await broker.lead()
+        stats = (await broker.do(lambda _service: controller.stats()))["subscriptions"]["sub"]
+        if stays.error is None:  # else it looks for a leader, and finds one that works
+            assert stats["consumers"] == {"stays": {"segments": [1, 2, 3], "isConnected": True}}
 
     simulate(main)
