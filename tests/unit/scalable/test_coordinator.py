@@ -8,6 +8,7 @@ import pytest
 from tests.unit.scalable.coordination import TOPIC, Client, Leader, World, held, ids, join, virtually
 
 from braid.errors import Closed, ConsumerBusy, InvalidArgument, NotReady, StoreUnavailable
+from braid.metadata.api import Record
 from braid.metadata.claims import StaleLeader
 from braid.model.layout import SegmentLayout
 from braid.model.segments import physical_name
@@ -85,6 +86,35 @@ def test_children_are_assigned_when_all_their_ancestors_are_drained() -> None:
         assert ids(a.pushed[-1]) == [3, 4, 2]
         assert coordinator.state().state == "RUNNING"
         assert coordinator.blocked_by() == []
+
+    virtually(main)
+
+
+def test_whoever_loses_a_segment_is_told_before_whoever_gets_it() -> None:
+    """Else the one would try to attach to it while the other still reads."""
+    told: list[tuple[str, list[int]]] = []
+
+    class Noting(Client):
+        def push(self, assignment: ConsumerAssignment) -> None:
+            told.append((self.name, ids(assignment)))
+
+    async def main(world: World) -> None:
+        layout = SegmentLayout.initial(6, 0)
+        world.segments.fill(TOPIC, layout, 0, "sub")
+        coordinator = (await world.leader()).coordinator(layout)
+        for name in ("a", "b"):
+            await join(coordinator, name, Noting(name))
+        assert held(coordinator) == {"a": (0, 1, 2), "b": (3, 4, 5)}
+        told.clear()
+        merged = layout.merge(0, 1, 5).merge(6, 2, 6)
+        world.segments.fill(TOPIC, merged, 0, "sub")
+        coordinator.on_layout_change(merged)
+        await asyncio.sleep(20)
+        assert held(coordinator) == {"a": (7, 5), "b": (3, 4)}
+        has = {"a": {0, 1, 2}, "b": {3, 4, 5}}
+        for name, segments in told:
+            has[name] = set(segments)
+            assert has["a"].isdisjoint(has["b"]), told
 
     virtually(main)
 
@@ -280,6 +310,31 @@ def test_a_deposed_leader_tells_nobody_anything_and_writes_nothing() -> None:
         assert a.pushed == []
         assert await world.registrations() == before
         assert before["a"].leader_epoch == before["b"].leader_epoch == second.leadership.epoch
+
+    virtually(main)
+
+
+@pytest.mark.inv("INV4")
+def test_a_leader_that_is_deposed_while_it_writes_tells_nobody() -> None:
+    async def main(world: World) -> None:
+        layout = four()
+        world.segments.fill(TOPIC, layout, 0, "sub")
+        leader = await world.leader()
+        coordinator = leader.coordinator(layout)
+        a, _ = await join(coordinator, "a")
+        put = leader.store.inner.put
+
+        async def lengthy(key: str, value: bytes, **options: Any) -> Record:
+            made = await put(key, value, **options)
+            if key.endswith("/b") and b'"segments"' in value:
+                leader.leadership.step_down()
+            return made
+
+        leader.store.inner.put = lengthy  # type: ignore[method-assign]
+        with pytest.raises(StaleLeader):
+            await join(coordinator, "b")
+        await asyncio.sleep(30)
+        assert a.pushed == []
 
     virtually(main)
 

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 from tests.unit.scalable.fakes import TOPIC, World, prune, simulate, split, steps_of, topic_with
 
-from braid.errors import AlreadyExists, Conflict, NotReady, PreconditionFailed, TopicNotFound
+from braid.errors import AlreadyExists, Conflict, LedElsewhere, NotReady, PreconditionFailed, TopicNotFound
 from braid.model.segments import physical_name
+from braid.runtime.plans import Moment, watching
 from braid.scalable.records import (
     PendingOperation,
     ScalableTopicMetadata,
@@ -502,3 +503,48 @@ def test_nobody_campaigns_for_a_topic_that_is_gone() -> None:
 
     for seed in range(10):
         simulate(main, seed=seed)
+
+
+@pytest.mark.inv("INV4")
+def test_the_record_of_a_successor_is_not_deleted() -> None:
+    """It has claimed the record at the last moment, and finishes the deletion itself."""
+
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 1)
+        claimed: list[ScalableTopicMetadata] = []
+
+        async def claim(name: str, moment: Moment) -> None:
+            if (name, moment) == ("delete:record", "before") and not claimed:
+                found = await world.metadata()
+                assert found is not None
+                claimed.append(msgspec.structs.replace(found, leader_epoch=found.leader_epoch + 1000))
+                await world.store.put(topic_path(TOPIC), msgspec.json.encode(claimed[0]))
+
+        with watching(claim), pytest.raises(LedElsewhere):
+            await broker.do(lambda service: service.delete_topic(TOPIC))
+        assert [await world.metadata()] == claimed
+
+    simulate(main)
+
+
+@pytest.mark.inv("INV7")
+def test_a_prune_of_another_layout_than_the_one_it_looked_at_is_refused() -> None:
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 1)
+        await split(broker, 0)
+
+        async def change(name: str, moment: Moment) -> None:
+            if (name, moment) == ("prune:flip", "before"):
+                found = await world.metadata()
+                assert found is not None
+                await world.store.put(
+                    topic_path(TOPIC), msgspec.json.encode(msgspec.structs.replace(found, epoch=found.epoch + 1))
+                )
+
+        with watching(change), pytest.raises(Conflict, match="changed from epoch 1 to 2"):
+            await prune(broker)
+        found = await world.metadata()
+        assert found is not None and set(found.segments) == {0, 1, 2} and found.pending_operation is None
+        assert len(world.segments.topics) == 3
+
+    simulate(main)

@@ -101,6 +101,31 @@ def test_a_plain_topic_has_one_segment_and_one_that_becomes_partitioned_is_told_
     virtually(main)
 
 
+@pytest.mark.inv("INV7")
+def test_a_new_partition_has_its_cursors_before_anybody_is_told_of_it() -> None:
+    async def main(world: World) -> None:
+        count = partitions(world, 2)
+        broker = await Broker(world, 1, count).start()
+        a, _ = await broker.join("a")
+        new, told = str(TOPIC.partition(2)), list[list[int]]()
+
+        def note(operation: str, segment: str) -> None:
+            if (operation, segment) == ("create_subscription", new):
+                told.append(ids(a.pushed[-1]) if a.pushed else [])
+
+        world.segments.hook = note
+        world.segments.fail = lambda operation, segment: NotReady("not now") if segment == new and len(told) < 3 else None
+        partitions(world, 3)
+        count["partitions"] = 3
+        await asyncio.sleep(60)
+        assert told[:3] == [[], [], []]
+        assert ids(a.pushed[-1]) == [0, 1, 2]
+        assert world.segments.topics[new].read == {"sub": 0}
+        await broker.controller.close()
+
+    virtually(main)
+
+
 def test_who_keeps_the_same_number_is_told_that_it_is_another_topic() -> None:
     async def main(world: World) -> None:
         count = partitions(world, 0)

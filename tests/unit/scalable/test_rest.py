@@ -20,7 +20,7 @@ from tests.unit.scalable.fakes import (
     topic_with,
 )
 
-from braid.errors import BraidError, StoreUnavailable
+from braid.errors import BraidError, NotReady, StoreUnavailable
 from braid.scalable.api import ConsumerAssignment, ConsumerRegistration
 from braid.scalable.config import ScalableConfig
 from braid.scalable.records import SubscriptionChange, SubscriptionMetadata, controller_path, decode, subscription_path
@@ -278,5 +278,25 @@ def test_a_new_subscription_of_a_topic_at_rest_gets_its_cursors_from_a_leader() 
         assert not refusals
         await asyncio.sleep(2 * LOOK)
         assert [sorted(topic.cursors) for topic in world.segments.topics.values()] == [["q"], ["q"]]
+
+    simulate(main)
+
+
+def test_a_missing_cursor_that_cannot_be_made_yet_keeps_it() -> None:
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 2)
+        is_refused = True
+        world.segments.fail = lambda name, segment: (
+            NotReady("not now") if is_refused and name == "create_subscription" and segment.endswith("-1") else None
+        )
+        await broker.do(lambda service: service.register_queue_subscription(TOPIC, "queue", "latest"))
+        await asyncio.sleep(LONG)
+        assert await is_led(world)  # or nobody would make it
+        is_refused = False
+        await asyncio.sleep(2 * LOOK)
+        layout = await world.layout()
+        assert [list(world.segments.named(TOPIC, layout, number).cursors) for number in (0, 1)] == [["queue"], ["queue"]]
+        await asyncio.sleep(LONG)
+        assert not await is_led(world)
 
     simulate(main)

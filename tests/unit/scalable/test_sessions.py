@@ -7,8 +7,9 @@ from tests.unit.scalable.coordination import TOPIC, Client, World, held, ids, jo
 
 from braid.errors import ConsumerDisplaced, NotReady
 from braid.model.layout import SegmentLayout
+from braid.model.names import TopicName
 from braid.model.segments import physical_name
-from braid.scalable.api import ConsumerAssignment, ConsumerRegistration, RegistrationNumber
+from braid.scalable.api import ConsumerAssignment, ConsumerRegistration, RegistrationNumber, SegmentBacklog
 from braid.scalable.config import ScalableConfig
 from braid.scalable.coordinator import SubscriptionCoordinator
 from braid.scalable.records import RegistrationRecord, consumer_path
@@ -411,6 +412,33 @@ class TestDepartures:
             await asyncio.sleep(5)
             await join(coordinator, "a")
             await asyncio.sleep(5)
+            self.attach(world, "a", 0, 1)
+            await asyncio.sleep(60)
+            assert held(coordinator) == {"a": (0, 1), "b": (2, 3)}
+            assert b.pushed == []
+
+        virtually(main)
+
+    def test_what_was_seen_of_an_earlier_connection_says_nothing_of_the_next(self) -> None:
+        """Owners are slow: a look takes eight seconds, and attaching takes its time too."""
+
+        async def main(world: World) -> None:
+            coordinator, _, b = await pair(world)
+            self.attach(world, "a", 0, 1)
+            self.attach(world, "b", 2, 3)
+            await asyncio.sleep(5)
+            backlog = world.segments.backlog
+
+            async def slow(segment: TopicName, subscription: str) -> SegmentBacklog:
+                found = await backlog(segment, subscription)
+                await asyncio.sleep(4)
+                return found
+
+            world.segments.backlog = slow  # type: ignore[method-assign]
+            self.close(world, "a", 0, 1)
+            await asyncio.sleep(3)  # the first look has begun
+            await join(coordinator, "a")
+            await asyncio.sleep(12)  # the second one has looked at both
             self.attach(world, "a", 0, 1)
             await asyncio.sleep(60)
             assert held(coordinator) == {"a": (0, 1), "b": (2, 3)}

@@ -565,6 +565,25 @@ def test_a_seek_is_not_done_before_owed_removals_are() -> None:
 
 
 @pytest.mark.inv("INV8")
+def test_a_seek_is_not_done_before_what_was_assigned_is_taken_away_in_the_records() -> None:
+    async def main(world: World) -> None:
+        leader = await world.leader()
+        layout, _b = await shared_by_two(world, leader)
+        leader.store.refuse = lambda key: StoreUnavailable("not now") if key.endswith("/b") else None
+        plans = leader.plans(lambda: layout)
+        with pytest.raises(StoreUnavailable):
+            await plans.seek("sub", 0)
+        assert world.segments.at(layout, 0).read["sub"] == 5  # no cursor has moved
+        assert held(leader.coordinators["sub"]) == {"a": (), "b": ()}
+        leader.store.refuse = lambda _key: None
+        await plans.roll_forward()
+        assert world.segments.at(layout, 0).read["sub"] == 0
+        assert {name: each.segments for name, each in (await world.registrations()).items()} == {"a": (0,), "b": ()}
+
+    virtually(main)
+
+
+@pytest.mark.inv("INV8")
 def test_a_registration_that_fails_does_not_make_an_owed_removal_forgotten() -> None:
     """b leaves, its record stays; b comes back, its record cannot be written; then a seek and another leader."""
 
