@@ -124,11 +124,13 @@ class TopicCandidate(ABC, Generic[T]):
             return
         self._closing = asyncio.get_running_loop().create_future()
         try:
-            if (term := self._term) is not None:
-                await term.close()  # before the record goes: a successor finds nothing half done by us
-                await self._resigning(term)
-            await self._election.close()
-            await self._tasks.close()
+            try:
+                if (term := self._term) is not None:
+                    await term.close()  # before the record goes: a successor finds nothing half done by us
+                    await self._resigning(term)
+            finally:  # or a candidate that nobody knows any more would lead on
+                await self._election.close()
+                await self._tasks.close()
         finally:
             self._on_closed()
             self._closing.set_result(None)

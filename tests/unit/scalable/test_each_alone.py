@@ -20,7 +20,7 @@ from braid.runtime.plans import Moment, watching
 from braid.scalable.api import ConsumerAssignment, ConsumerRegistration, PlaceReport
 from braid.scalable.config import ScalableConfig
 from braid.scalable.namespace_watch import NamespaceWatches
-from braid.scalable.records import SubscriptionMetadata, subscription_path, topic_path
+from braid.scalable.records import SubscriptionMetadata, controller_path, subscription_path, topic_path
 from braid.testing.sim.ports import SimClock
 
 
@@ -305,3 +305,23 @@ def test_a_group_whose_record_cannot_be_changed_does_not_keep_the_others() -> No
         assert set(term.coordinators) == {"first", "sub"}
 
     fakes.simulate(main, config=ScalableConfig(group_grace_seconds=100, max_subscriptions_per_topic=3))
+
+
+@pytest.mark.inv("INV4")
+def test_a_controller_whose_end_goes_wrong_gives_up_its_leadership_all_the_same() -> None:
+    async def main(world: fakes.World) -> None:
+        broker = await fakes.topic_with(world, 1)
+        controller: Any = await fakes.controller_of(broker)
+
+        async def fail(_term: object) -> None:
+            raise ValueError("nobody foresaw this")
+
+        controller._resigning = fail
+        with pytest.raises(ValueError, match="foresaw"):
+            await broker.do(lambda _service: controller.close())
+        assert broker.service.controllers() == []
+        assert await world.store.get(controller_path(TOPIC), fresh=True) is None
+        await asyncio.sleep(world.config.reconcile_seconds * 3)
+        assert await world.store.get(controller_path(TOPIC), fresh=True) is None
+
+    fakes.simulate(main)
