@@ -125,6 +125,7 @@ class TopicWork:
     def _learn(self, found: ScalableTopicMetadata) -> None:
         if found.epoch != self.layout.epoch or found.segments != self.metadata.segments:
             self.layout = found.layout
+            self.strays = {number: names for number, names in self.strays.items() if number in self.layout.all_segments}
         self.metadata = found
 
     def check(self) -> None:

@@ -91,7 +91,7 @@ async def remove_strays(work: TopicWork, segment: SegmentInfo, cursors: Iterable
     before the cursor, so nobody needs them. Returns whether there are none left."""
     stray = {name for name in cursors if name not in work.known and not await work.has_record(name)}
     seen_before = work.strays.get(segment.segment_id, set())
-    work.strays[segment.segment_id] = stray - seen_before
+    left = work.strays[segment.segment_id] = stray - seen_before
     for name in sorted(stray & seen_before):
         if not await work.has_record(name):
             log.info("the cursor of %s on %s belongs to no subscription and is removed", name, work.name(segment))
@@ -100,4 +100,4 @@ async def remove_strays(work: TopicWork, segment: SegmentInfo, cursors: Iterable
                     await work.delete_cursor(segment, name)
             except NotAllowed as error:  # somebody has attached since, and has put the record
                 log.info("the cursor of %s on %s stays: %s", name, work.name(segment), error)
-    return not work.strays[segment.segment_id]
+    return not left

@@ -300,3 +300,28 @@ def test_a_missing_cursor_that_cannot_be_made_yet_keeps_it() -> None:
         assert not await is_led(world)
 
     simulate(main)
+
+
+@pytest.mark.inv("INV17")
+def test_nothing_is_remembered_of_segments_that_are_gone() -> None:
+    """A stray cursor on one of them, seen once, would keep the topic from its rest for ever."""
+
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 2)
+        world.retention_minutes = 5
+        await split(broker, 0)
+        gone = world.segments.named(TOPIC, await world.layout(), 0)
+        world.retention_minutes = 0
+        world.segments.fail = lambda name, _segment: NotReady("not now") if name == "delete_subscription" else None
+        gone.cursors["stray"] = 0
+        assert await prune(broker) == []
+        for name, each in list(world.segments.topics.items()):
+            if each is gone:
+                del world.segments.topics[name]
+        assert await prune(broker) == [0]
+        term = (await controller_of(broker))._term
+        assert term is not None and term.work.strays.keys() <= {1, 2, 3}
+        await asyncio.sleep(LONG)
+        assert not await is_led(world)
+
+    simulate(main)
