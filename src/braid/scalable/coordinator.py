@@ -54,7 +54,7 @@ from braid.scalable.config import ScalableConfig
 from braid.scalable.departures import Departures, until_released
 from braid.scalable.draining import DrainWatch
 from braid.scalable.handover import GroupPlaces, check_places
-from braid.scalable.members import RETRY_SECONDS, Members
+from braid.scalable.members import Members
 from braid.scalable.records import TOPICS, RegistrationRecord, SubscriptionMetadata, subscription_path
 from braid.scalable.sessions import ConsumerSession, Registrations, present
 from braid.scalable.subscription_state import SubscriptionState, away, draining, shown_state, unreadable
@@ -445,7 +445,7 @@ class SubscriptionCoordinator:
             if must_save or self._places is not None:  # members believe the records, or one segment has two readers
                 raise
             log.warning("the assignment of %s on %s will be written later: %s", self.name, self.topic, error)
-            self._clock.call_later(RETRY_SECONDS, self._news.set)
+            self._members.try_again()
         self._registrations.check_leading()
         late = [each for each in self._sessions.values() if each.is_untold and each not in changed]
         for session in (*late, *changed):
@@ -541,12 +541,12 @@ class SubscriptionCoordinator:
                 return
             except StoreError as error:
                 log.warning("subscription %s of %s tries again: %s", self.name, self.topic, error)
-                self._clock.call_later(RETRY_SECONDS, self._news.set)
+                self._members.try_again()
             except InvariantBroken:
                 raise
             except Exception:  # or nobody would ever be assigned anything again
                 log.exception("subscription %s of %s could not be looked after and is tried again", self.name, self.topic)
-                self._clock.call_later(RETRY_SECONDS, self._news.set)
+                self._members.try_again()
 
     def _check_alive(self) -> None:
         if self.is_closed:

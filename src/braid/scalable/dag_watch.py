@@ -343,20 +343,22 @@ class _Feed:
 
     async def _run(self) -> None:
         """Look when there is news, and every now and then without."""
+        usual = pause = self._all.config.reconcile_seconds
         while True:
-            timer = self._clock.call_later(self._all.config.reconcile_seconds, self._news.set)
+            timer = self._clock.call_later(pause, self._news.set)  # one at a time, or failures would make ever more of them
             try:
                 await self._news.wait()
             finally:
                 timer.cancel()
             self._news.clear()
+            pause = usual
             try:
                 await self.look()
             except TopicNotFound:
                 pass  # the sessions were told; one that is about to create the topic looks again itself
             except StoreError as error:
                 log.info("the layout of %s could not be read: %s", self.topic, error)
-                self._clock.call_later(RETRY_SECONDS, self._news.set)
+                pause = min(RETRY_SECONDS, usual)
             except Closed:
                 return
             except InvariantBroken:

@@ -13,7 +13,7 @@ from typing import Final
 
 from braid.errors import StoreError
 from braid.metadata.claims import StaleLeader
-from braid.runtime.clock import Clock
+from braid.runtime.clock import Clock, Timer
 from braid.scalable.records import RegistrationRecord
 from braid.scalable.sessions import ConsumerSession, Registrations, absent_since, given, grace_left
 
@@ -46,6 +46,7 @@ class Members:
         self._grace_seconds = grace_seconds
         self._changed = changed
         self._leftovers: set[str] = set()  # records of consumers that are gone
+        self._again: Timer | None = None
 
     async def claim(self, now_ms: int) -> dict[str, RegistrationRecord]:
         """Everyone the records name, each record claimed by writing when its consumer was first found absent."""
@@ -89,7 +90,7 @@ class Members:
                 raise
             except StoreError as error:
                 log.warning("the registration of %s in %s will be removed later: %s", name, self._subscription, error)
-                self._clock.call_later(RETRY_SECONDS, self._changed)
+                self.try_again()
                 if must:
                     raise
                 return
@@ -132,10 +133,22 @@ class Members:
         """Those who did not come back in time."""
         return [each for each in self.sessions.values() if each.is_expired and not each.is_connected]
 
+    def try_again(self) -> None:
+        """The store failed: `changed` is called after a while, once, however often that is asked for meanwhile. Were it once
+        for each failure, each call would make more of them, and a store that is away would be asked without a pause."""
+        if self._again is None:
+            self._again = self._clock.call_later(RETRY_SECONDS, self._now_again)
+
+    def _now_again(self) -> None:
+        self._again = None
+        self._changed()
+
     def stop(self) -> None:
         """End all grace periods: nobody is evicted here any more."""
         for session in self.sessions.values():
             session.stop_grace()
+        if self._again is not None:
+            self._again.cancel()
 
     def _begin_grace(self, session: ConsumerSession, seconds: float) -> None:
         session.stop_grace()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.unit.scalable import fakes
 from tests.unit.scalable.coordination import TOPIC, Client, World, held, join, virtually
+from tests.unit.scalable.test_dag_watch import Broker as WatchingBroker
 
 from braid.errors import BraidError, StoreUnavailable, SubscriptionNotFound
 from braid.model.layout import SegmentLayout
@@ -19,6 +20,7 @@ from braid.runtime.clock import Timer
 from braid.runtime.plans import Moment, watching
 from braid.scalable.api import ConsumerAssignment, ConsumerRegistration, PlaceReport
 from braid.scalable.config import ScalableConfig
+from braid.scalable.members import RETRY_SECONDS
 from braid.scalable.namespace_watch import NamespaceWatches
 from braid.scalable.records import SubscriptionMetadata, controller_path, subscription_path, topic_path
 from braid.testing.sim.ports import SimClock
@@ -325,3 +327,70 @@ def test_a_controller_whose_end_goes_wrong_gives_up_its_leadership_all_the_same(
         assert await world.store.get(controller_path(TOPIC), fresh=True) is None
 
     fakes.simulate(main)
+
+
+@pytest.mark.inv("INV17")
+@pytest.mark.parametrize("kind", ["STREAM", "CHECKPOINT"])
+def test_a_store_that_is_away_is_asked_now_and_then_however_much_happens(kind: Any) -> None:
+    async def main(world: World) -> None:
+        record = SubscriptionMetadata(type=kind, created_at_epoch=0)
+        await world.put_subscription(record)
+        layout = SegmentLayout.initial(4, 0)
+        world.segments.fill(TOPIC, layout, 0, "sub")
+        leader = await world.leader()
+        coordinator = leader.coordinator(layout, record)
+        clients = [Client(f"c{number}") for number in range(12)]
+        for client in clients:
+            await join(coordinator, client.name, client)
+        store: Any = leader.store.inner
+        asked = list[str]()
+
+        async def away(key: str, *_arguments: Any, **_options: Any) -> Any:
+            asked.append(key)
+            await asyncio.sleep(0.01)
+            raise StoreUnavailable("away")
+
+        store.delete = store.put = away
+        for client in clients[:10]:
+            await asyncio.sleep(0.03)
+            coordinator.disconnected(client.name, client)  # their grace periods end one after the other
+        await asyncio.sleep(world.config.consumer_grace_seconds + 1)
+        asked.clear()
+        await asyncio.sleep(10)
+        looks = 10 / RETRY_SECONDS
+        assert len(asked) <= 4 * looks, f"{len(asked)} calls in {looks:.0f} retries"
+        del store.delete, store.put
+        await asyncio.sleep(5)
+        assert set(held(coordinator)) == set(await world.registrations()) == {"c10", "c11"}
+
+    virtually(main)
+
+
+@pytest.mark.inv("INV17")
+def test_a_layout_that_cannot_be_read_is_looked_at_now_and_then() -> None:
+    async def main(world: World) -> None:
+        await world.put_topic(SegmentLayout.initial(1, 5))
+        broker = WatchingBroker(world)
+        _, heard = await broker.open()
+        store: Any = broker.store
+        get, asked = store.get, list[str]()
+
+        async def away(key: str, **_options: Any) -> Any:
+            asked.append(key)
+            await asyncio.sleep(0.01)
+            raise StoreUnavailable("away")
+
+        store.get = away
+        for _ in range(50):  # a client that opens and gives up, or a hint that comes, each time
+            await asyncio.sleep(0.037)
+            broker.watches.feeds[TOPIC]._news.set()
+        asked.clear()
+        await asyncio.sleep(10)
+        assert len(asked) <= 2 * 10 / RETRY_SECONDS
+        store.get = get
+        await world.put_topic(SegmentLayout.initial(1, 5).split(0, 6))
+        await asyncio.sleep(1)
+        assert len(heard) == 2
+        await broker.watches.close()
+
+    virtually(main)
