@@ -210,6 +210,8 @@ class SharedDispatcher:
                 entries = self._subscription.cursor.read_cached(wanted, config.dispatch_batch_bytes, upto)
                 start = None
             if entries is None:
+                if self._subscription.waits_to_read is not None:
+                    return
                 self._subscription.is_reading = True
                 self._subscription.spawn(self._read(start, wanted, self._generation), "read")
                 return

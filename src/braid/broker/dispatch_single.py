@@ -114,6 +114,8 @@ class SingleActiveDispatcher:
             wanted = min(consumer.permits, config.dispatch_batch_entries)
             entries = cursor.read_cached(wanted, config.dispatch_batch_bytes, upto)
             if entries is None:
+                if self._subscription.waits_to_read is not None:
+                    return
                 self._subscription.is_reading = True
                 self._subscription.spawn(self._read(self._generation), "read")
                 return

@@ -67,6 +67,9 @@ class Subscription:
         self.dispatcher: SingleActiveDispatcher | SharedDispatcher = SingleActiveDispatcher(self, is_failover=False)
         self.is_reading = False
         """A read from storage is under way. Of the subscription, not the dispatcher: one cursor, one read."""
+        self.waits_to_read: Timer | None = None
+        """Set between a read that failed and the next attempt: until then storage is not asked."""
+        self._waits_to_end: Timer | None = None
         self._expiry: Timer | None = None
         self._reset: asyncio.Future[None] | None = None
         self._admission = asyncio.Lock()
@@ -354,7 +357,7 @@ class Subscription:
         Consumers take the end for final and do not come back, so what they acknowledged must survive a crash before they are
         told: else it would be unread again with nobody to read it.
         """
-        if not self._has_ended or self._is_ending:
+        if not self._has_ended or self._is_ending or self._waits_to_end is not None:
             return
         if self.cursor.is_saved:
             self._tell_end()
@@ -372,12 +375,16 @@ class Subscription:
         except BraidError as error:
             log.warning("the end of %s is not told to %s yet: %s", self.topic.name, self.name, error)
             if not self.topic.is_closing:
-                self.topic.clock.call_later(END_RETRY_SECONDS, self.caught_up)
+                self._waits_to_end = self.topic.clock.call_later(END_RETRY_SECONDS, self._end_again)
             return
         finally:
             self._is_ending = False
         if self._has_ended:  # unless it was reset meanwhile
             self._tell_end()
+
+    def _end_again(self) -> None:
+        self._waits_to_end = None
+        self.caught_up()
 
     def _tell_end(self) -> None:
         for consumer in self.consumers:
@@ -387,8 +394,12 @@ class Subscription:
     def read_failed(self, error: BraidError) -> None:
         """Storage could not be read: say so and try again in a while."""
         log.warning("reading %s for subscription %s failed: %s", self.topic.name, self.name, error)
-        if not self.topic.is_closing:
-            self.topic.clock.call_later(READ_RETRY_SECONDS, self.pump)
+        if not self.topic.is_closing and self.waits_to_read is None:
+            self.waits_to_read = self.topic.clock.call_later(READ_RETRY_SECONDS, self._read_again)
+
+    def _read_again(self) -> None:
+        self.waits_to_read = None
+        self.pump()
 
     def refuse_other_durability(self, wants_durable: bool) -> None:
         if wants_durable != self.is_durable:

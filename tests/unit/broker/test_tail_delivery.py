@@ -193,3 +193,30 @@ async def test_new_entries_do_not_overtake_those_that_cannot_be_read(world: Any,
     world.ledgers.is_unreadable = False
     await world.advance(10)
     assert await client.payloads(4) == [b"0", b"1", b"2", b"3"]
+
+
+@KINDS
+async def test_what_cannot_be_read_is_tried_once_a_second_however_much_happens(
+    world: Any, kind: SubType, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = await world.broker(logs=ManagedLedgerConfig(cache_bytes=0))
+    producer, client = await broker.client(), await broker.client()
+    await producer.producer(TOPIC)
+    await producer.store(b"0", 0)
+    world.ledgers.is_unreadable = True
+    await client.subscribe(TOPIC, sub_type=kind, initial=EARLIEST)
+    for number in range(1, 21):
+        client.flow(1)
+        await client.settle()
+        await world.advance(0.035)
+        await producer.store(b"%d" % number, number)
+    await client.settle()
+    caplog.clear()
+    for _ in range(100):
+        await world.advance(0.05)
+        await client.settle()
+    failed = [record for record in caplog.records if "reading" in record.message and "failed" in record.message]
+    assert 3 <= len(failed) <= 6
+    world.ledgers.is_unreadable = False
+    await world.advance(2)
+    assert await client.payloads(20) == [b"%d" % number for number in range(20)]
