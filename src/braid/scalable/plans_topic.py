@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
-from braid.errors import OutcomeUnknown, VersionConflict
+from braid.errors import OutcomeUnknown, StoreUnavailable, VersionConflict
+from braid.metadata.claims import ATTEMPTS
 from braid.model.retention import RetentionPolicies
 from braid.runtime.plans import step
 from braid.scalable.plans import TopicGone, TopicWork, each, no_other
@@ -71,7 +72,7 @@ async def roll_delete(work: TopicWork) -> None:
 
 async def _delete_record(work: TopicWork) -> None:
     key = topic_path(work.topic)
-    while True:
+    for _attempt in range(ATTEMPTS):
         record = await work.store.get(key, fresh=True)
         if record is None:
             return
@@ -87,6 +88,7 @@ async def _delete_record(work: TopicWork) -> None:
         except (VersionConflict, OutcomeUnknown):
             continue
         return
+    raise StoreUnavailable(f"{key} could not be removed in {ATTEMPTS} attempts; it is tried again after a while.")
 
 
 async def set_retention(work: TopicWork, policy: RetentionPolicies | None) -> None:

@@ -9,7 +9,16 @@ import msgspec
 import pytest
 from tests.unit.scalable.fakes import TOPIC, World, prune, simulate, split, steps_of, topic_with
 
-from braid.errors import AlreadyExists, Conflict, LedElsewhere, NotReady, PreconditionFailed, TopicNotFound
+from braid.errors import (
+    AlreadyExists,
+    BraidError,
+    Conflict,
+    LedElsewhere,
+    NotReady,
+    OutcomeUnknown,
+    PreconditionFailed,
+    TopicNotFound,
+)
 from braid.model.segments import physical_name
 from braid.runtime.plans import Moment, watching
 from braid.scalable.records import (
@@ -546,5 +555,33 @@ def test_a_prune_of_another_layout_than_the_one_it_looked_at_is_refused() -> Non
         found = await world.metadata()
         assert found is not None and set(found.segments) == {0, 1, 2} and found.pending_operation is None
         assert len(world.segments.topics) == 3
+
+    simulate(main)
+
+
+@pytest.mark.inv("INV17")
+def test_a_record_whose_removal_gets_no_answer_is_not_removed_without_a_pause() -> None:
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 1)
+        store: Any = broker.store
+        delete, asked, is_away = store.delete, list[float](), True
+
+        async def unanswered(key: str, **options: Any) -> Any:
+            if key != topic_path(TOPIC) or not is_away:
+                return await delete(key, **options)
+            asked.append(world.runtime.clock.monotonic())
+            await asyncio.sleep(0.01)
+            raise OutcomeUnknown("no answer")
+
+        store.delete = unanswered
+        with pytest.raises(BraidError):
+            await broker.do(lambda service: service.delete_topic(TOPIC))
+        await asyncio.sleep(20)  # pauses grow
+        asked.clear()
+        await asyncio.sleep(60)
+        assert len(asked) <= 20 * 60 / world.config.reconcile_seconds
+        is_away = False
+        await asyncio.sleep(10)
+        assert await world.metadata() is None
 
     simulate(main)
