@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 
 from braid.errors import Conflict
 from braid.runtime.clock import Clock
@@ -22,6 +23,10 @@ class OperationTurns:
         self._owner = owner
         self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
 
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
     async def take(self, what: str, patience: float | None = None) -> None:
         """Wait for our turn; raises Conflict, naming the operation in the way, if it does not come in time."""
         if self.holder is None:
@@ -35,6 +40,9 @@ class OperationTurns:
         except BaseException:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
                 self.give_back()  # our turn had come when we were cancelled
+            else:
+                with suppress(ValueError):  # passed over meanwhile
+                    self._waiting.remove((what, turn))
             raise
         finally:
             if timer is not None:

@@ -42,3 +42,24 @@ async def test_whoever_is_cancelled_or_impatient_before_its_turn_is_passed_over(
     await seek
     assert turns.holder == "seek"
     await tasks.close()
+
+
+@pytest.mark.inv("INV17")
+async def test_nothing_is_kept_of_those_who_gave_up() -> None:
+    """An operation may be under way for days, if the owner of a segment is away."""
+    turns, tasks = OperationTurns(SystemClock(), "topic"), Tasks("operations")
+    await turns.take("split")
+    for _ in range(5):
+        waiting = [tasks.spawn(turns.take("seek", patience=0), "seek"), tasks.spawn(turns.take("merge"), "merge")]
+        await asyncio.sleep(0)
+        waiting[1].cancel()
+        await asyncio.wait(waiting)
+        assert isinstance(waiting[0].exception(), Conflict)
+    assert len(turns) == 0
+    last = tasks.spawn(turns.take("prune"), "prune")
+    await asyncio.sleep(0)
+    assert len(turns) == 1
+    turns.give_back()
+    await last
+    assert len(turns) == 0
+    await tasks.close()
