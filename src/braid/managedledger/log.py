@@ -51,6 +51,7 @@ class ManagedLedger(LogAppender):
     __slots__ = (
         "_is_loaded",
         "_lifecycle",
+        "_trim_lock",
         "_trimming",
         "cursors",
         "last_shown",
@@ -98,6 +99,7 @@ class ManagedLedger(LogAppender):
         self.on_trimmed: Callable[[], None] | None = None
         """Told when the first position has moved."""
         self._lifecycle = asyncio.Lock()
+        self._trim_lock = asyncio.Lock()
         self._trimming: asyncio.Task[int] | None = None
         self._is_loaded = False
         """All cursors are known, so that it is known what they no longer need."""
@@ -357,8 +359,9 @@ class ManagedLedger(LogAppender):
     async def trim(self, *, keeps_unread: bool = True) -> int:
         """Delete the oldest ledgers that nobody needs and retention no longer keeps; returns how many. An administrator may
         give up what is kept only because no subscription has read it."""
-        self._check_open()
-        return await trimming.trim(self, keeps_unread=keeps_unread)
+        async with self._trim_lock:
+            self._check_open()
+            return await trimming.trim(self, keeps_unread=keeps_unread)
 
     def next_trim(self) -> NextTrim:
         """What goes next, and when."""

@@ -51,24 +51,27 @@ def _count(found: list[Fate]) -> int:
 
 
 async def trim(owner: ManagedLedger, *, keeps_unread: bool = True) -> int:
-    """Delete the oldest ledgers that nobody needs and retention no longer keeps; returns how many.
+    """Delete the oldest ledgers that nobody needs and retention no longer keeps; returns how many. One at a time.
 
     The cursors are made durable first: what they store must not lag behind what is gone, because a position carries more than a
-    place (the deduplication state). Then the list shrinks by one CAS; only then are ledgers deleted. A crash in between leaves
+    place (the deduplication state). So nothing goes that was still needed when their writing began, however far they have come
+    since, nor while there is one that was not written. The guard is asked after everything else that takes time, because it
+    knows of what begins meanwhile. Then the list shrinks by one CAS; only then are ledgers deleted. A crash in between leaves
     orphans, never a gap.
     """
     await owner.ledgers.discard_again()
-    if not _count(look(owner, keeps_unread=keeps_unread)) or not (owner.trim_guard is None or await owner.trim_guard(owner)):
+    count, written = _count(look(owner, keeps_unread=keeps_unread)), set(owner.cursors.values())
+    if not count:
         return 0
     for cursor in list(owner.cursors.values()):
         await cursor.flush()
-    found = look(owner, keeps_unread=keeps_unread)
-    if not (count := _count(found)):  # a cursor may have gone back meanwhile
-        return 0
     going = owner.infos[:count]
     shown = await _last_shown_of(owner, going)
-    if _count(look(owner, keeps_unread=keeps_unread)) < count:
+    if not (owner.trim_guard is None or await owner.trim_guard(owner)):
         return 0
+    found = look(owner, keeps_unread=keeps_unread)
+    if _count(found) < count or any(each.is_durable and each not in written for each in owner.cursors.values()):
+        return 0  # a cursor has gone back or come, or a policy keeps more: the next pass knows
     messages = messages_of(owner, going)
     gone = {info.ledger_id for info in going}
     dropped = await owner.ledgers.commit(

@@ -78,7 +78,8 @@ async def test_trimming_waits_until_the_cursors_are_durable(world: Any, kit: Any
         await log.trim()
     assert [info.ledger_id for info in log.infos] == before
     faults.arm(-1, after=False)
-    assert await log.trim() == 2
+    await log.trim()  # or the one that the log began by itself
+    assert [info.ledger_id for info in log.infos] == before[2:]
     reopened, _listener = await world.open()
     assert reopened.cursors["c"].position_properties == {"p": 9}
 
