@@ -192,6 +192,12 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = "Pulsar-Java,pulsar-rs,Braid"
 
+    def __post_init__(self) -> None:
+        if (self.retention_minutes == 0) != (self.retention_mb == 0):  # it would keep nothing at all
+            raise ValueError(
+                "broker.retention_minutes and broker.retention_mb must be both 0 or both not 0; use -1 for no limit"
+            )
+
 
 class RetentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Section `[retention]`."""

@@ -37,7 +37,8 @@ class Fate(NamedTuple):
 def fate(
     info: LedgerInfo, slowest: Position | None, *, is_subscribed: bool, log_size: int, limits: Limits, now_ms: int
 ) -> Fate:
-    """What becomes of a closed ledger that is the oldest one of its log. `log_size` are the bytes from it on."""
+    """What becomes of a closed ledger that is the oldest one of its log. `log_size` are the bytes from it on; what is left
+    without it must still be as large as the policy says, because ledgers may be larger than that."""
     if slowest is not None and (slowest.ledger_id, slowest.entry_id) < (info.ledger_id, info.entries - 1):
         return Fate(False, "needed")
     is_unread = bool(limits.unread_minutes) and not is_subscribed
@@ -45,7 +46,7 @@ def fate(
         until = _until(info.last_append_ms or info.timestamp, limits.unread_minutes)
         if until is None or now_ms < until:
             return Fate(False, "unread", until)
-    too_large = limits.megabytes >= 0 and log_size >= limits.megabytes * MEGABYTE
+    too_large = limits.megabytes >= 0 and log_size - info.size >= limits.megabytes * MEGABYTE
     until = _until(info.timestamp, limits.minutes)
     by_time: Rule = "time" if limits.minutes else "unread" if is_unread else "read"
     if until is not None and now_ms >= until:

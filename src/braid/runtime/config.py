@@ -201,7 +201,7 @@ def _explain(config: type[msgspec.Struct], text: str, merged: Mapping[str, Mappi
     reason, _, path = text.partition(" - at `$.")
     section, _, key = path.rstrip("`").partition(".")
     if not key:
-        return f"Bad settings: {text}."
+        return f"Bad settings: {reason}."
     value = merged.get(section, {}).get(key)
     inner, _meta = _split(get_type_hints(_sections(config)[section], include_extras=True).get(key))
     if choices := ("true", "false") if inner is bool else _choices(inner):

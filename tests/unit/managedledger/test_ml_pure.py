@@ -76,7 +76,7 @@ def test_retention_by_size_walks_from_the_oldest() -> None:
         return sum(each.goes for each in found)
 
     assert count(None, 0, 0, 2) == 5
-    assert count(None, -1, 3) == 4
+    assert count(None, -1, 3) == 3
     assert count(None, -1, 100) == 0
     assert count(None, 1, -1, 60_001) == 0
     assert count(None, 1, -1, 60_002) == 5

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from braid.managedledger.records import LedgerInfo
-from braid.managedledger.retention import Fate, Limits, fates
+from braid.managedledger.retention import MEGABYTE, Fate, Limits, fates
 from braid.model.positions import EARLIEST, LATEST, Position
 
 MINUTE = 60_000
@@ -45,6 +45,14 @@ def test_what_becomes_of_the_oldest_ledger(limits: Limits, subscribed: bool, now
     )
     assert found[0] == expected
     assert len(found) == 1 + expected.goes
+
+
+@pytest.mark.parametrize(("behind", "goes"), [(MEGABYTE - 1, False), (MEGABYTE, True)])
+def test_a_policy_of_a_size_keeps_that_much(behind: int, goes: bool) -> None:
+    """A ledger that is larger than the size does not go with all that the policy was to keep."""
+    ledgers = [ledger(1, 1, 1, 5 * MEGABYTE), ledger(2, 2, 0, 0)]
+    found = fates(ledgers, None, total_size=5 * MEGABYTE + behind, limits=Limits(-1, 1), now_ms=MINUTE)
+    assert found[0] == Fate(goes, "size")
 
 
 def test_a_ledger_of_an_older_version_counts_from_its_end() -> None:

@@ -22,9 +22,11 @@ from braid.cli.produce import _produce as produce
 from braid.cli.top import TopOptions, Watcher
 from braid.client import Client
 from braid.client.admin import AdminClient
+from braid.errors import ConfigError
 from braid.model.names import TopicName
 from braid.model.retention import NextTrim
 from braid.runtime.clock import SystemClock
+from braid.runtime.config import load
 from braid.scalable.config import ScalableConfig
 from braid.testing.broker import InProcessBroker
 from braid.web.config import StandaloneConfig
@@ -157,6 +159,15 @@ async def test_retention_of_the_brokers_settings_wins() -> None:
         await world.produce(PLAIN, 0, 1)
         (topic,) = world.service.topics.values()
         assert tuple(topic.log.limits) == (30, -1, 0)
+
+
+@pytest.mark.parametrize(("minutes", "megabytes"), [(10_080, 0), (0, 500), (-1, 0), (0, -1)])
+def test_half_a_retention_in_the_settings_is_refused(minutes: int, megabytes: int) -> None:
+    """As by REST. It would keep nothing, and who sets one of them wants more to be kept, not less."""
+    given = {"retention_minutes": minutes, "retention_mb": megabytes}
+    flags = {"broker": {key: value for key, value in given.items() if value}}
+    with pytest.raises(ConfigError, match=r"broker\.retention_minutes and broker\.retention_mb"):
+        load(StandaloneConfig, None, {}, flags)
 
 
 async def test_truncate_is_no_surprise(world: World) -> None:
