@@ -78,6 +78,53 @@ async def test_resuming_needs_more_room_than_refusing() -> None:
     await full.store.close()
 
 
+@pytest.mark.parametrize("kind", ["disk", "quota"])
+@pytest.mark.parametrize("first", ["checkpoint", "group"])
+async def test_room_for_a_checkpoint_that_failed_is_waited_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, first: str, kind: str
+) -> None:
+    """It gives back at once what it has written, which is not enough for the next try: once a second it would fail again."""
+    caplog.set_level(logging.INFO, "braid")
+    world = World(capacity=1_000_000)
+    store = await world.open(
+        LocalSettings(
+            reserve_bytes=10_000, resume_bytes=5000, tail_bytes=100, group_bytes=10_000, buffer_bytes=400_000, probe_seconds=1.0
+        )
+    )
+    writer = await store.create()
+    for number in range(28):
+        await writer.add(b"%7d" % number * 1000)
+    assert store.buffered_bytes > 190_000
+
+    left = world.disk.free_bytes
+
+    def leave(size: int) -> None:
+        world.disk.capacity += size - left(PATH)
+
+    if kind == "quota":
+        monkeypatch.setattr(world.disk, "free_bytes", lambda _path: 1 << 30)
+    leave(150_000)
+    if first == "group":
+        world.disk.fail("append", "journal-", errno.ENOSPC)
+        with pytest.raises(LedgerStoreReadOnly):
+            await writer.add(b"x")
+    for _ in range(64):
+        await world.clock.advance(1.0)
+    assert store.is_read_only
+    caplog.clear()
+    for _ in range(30):
+        await world.clock.advance(1.1)
+        assert store.is_read_only
+    assert not [line for line in caplog.messages if "since" not in line]
+    leave(350_000)
+    for _ in range(5):
+        await world.clock.advance(1.0)
+    assert not store.is_read_only
+    assert store.buffered_bytes == 0, "the checkpoint was not made"
+    assert await (await store.create()).add(b"y") == 0
+    await store.close()
+
+
 async def test_room_for_what_was_refused_is_waited_for() -> None:
     """Also for an entry that is larger than the distance."""
     world = World(capacity=1_000_000)

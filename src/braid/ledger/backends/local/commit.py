@@ -119,7 +119,16 @@ class GroupCommit:
         self._clock = clock
         self._slow = slow
         self._began = 0.0
-        self._room = Room(files, path, settings, clock, worker, still_full=self._checkpoint_if_freed, ended=self._room_ended)
+        self._room = Room(
+            files,
+            path,
+            settings,
+            clock,
+            worker,
+            unmoved=lambda: self.unmoved_bytes,
+            still_full=self._checkpoint_if_freed,
+            ended=self._room_ended,
+        )
         self._path = path
         self._settings = settings
         self._on_confirmed = on_confirmed
@@ -143,6 +152,8 @@ class GroupCommit:
         """Set while the buffer above has no room: groups wait, so do their writers."""
         self.refusal: LedgerError | None = None
         """Why nothing can be written, if so."""
+        self.unmoved_bytes = 0
+        """What the last flush or checkpoint of the buffer above found no room for."""
         self.mark = b""
         """A record to put in front of the next group."""
 

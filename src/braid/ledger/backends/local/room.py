@@ -4,7 +4,8 @@ Owns the probe, the distance between refusing and resuming, and the log lines: o
 end, however many writes are refused in between. Must not know what is written: `commit` decides what is refused.
 
 Resuming needs more free space than refusing: a store that took entries again as soon as one byte is above the reserve would
-stop at the next group, once a second, for as long as the disk stays nearly full.
+stop at the next group, once a second, for as long as the disk stays nearly full. The same holds for flushes and checkpoints: one
+that fails gives back what it has written.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ log = logging.getLogger(__name__)
 REMINDER_SECONDS = 60.0
 _PROBE_FILE = "probe.tmp"
 _PROBE_BYTES = 1 << 16
+_PIECE_BYTES = 1 << 20
 
 
 class Room:
-    """See the module. `ended` is called with None when there is room again, with an error if the disk cannot be trusted."""
+    """See the module. `unmoved` tells the bytes for which a flush or checkpoint found no room. `ended` is called with None when
+    there is room again, with an error if the disk cannot be trusted."""
 
     def __init__(
         self,
@@ -39,6 +42,7 @@ class Room:
         clock: Clock,
         worker: Worker,
         *,
+        unmoved: Callable[[], int],
         still_full: Callable[[], None],
         ended: Callable[[BaseException | None], None],
     ) -> None:
@@ -47,6 +51,7 @@ class Room:
         self._settings = settings
         self._clock = clock
         self._worker = worker
+        self._unmoved = unmoved
         self._still_full = still_full
         self._ended = ended
         self._timer: Timer | None = None
@@ -69,7 +74,7 @@ class Room:
 
     def _probe(self, size: int) -> None:
         self._timer = None
-        self._worker.post(partial(self._try, size), partial(self._tried, size))
+        self._worker.post(partial(self._try, max(size, self._unmoved())), partial(self._tried, size))
 
     def _try(self, size: int) -> tuple[int, int]:
         """Free bytes and how many there must be; if there are, a write of that size must succeed too: quotas are not seen in
@@ -80,7 +85,8 @@ class Room:
             path = self._path / _PROBE_FILE
             file = self._files.open(path, create=True)
             try:
-                file.append(bytes(size))
+                for start in range(0, size, _PIECE_BYTES):
+                    file.append(bytes(min(_PIECE_BYTES, size - start)))
                 file.sync()
             except OSError as exc:
                 if exc.errno not in FULL:

@@ -266,10 +266,11 @@ class LocalLedgerStore:
                     await self._file_worker.run(self._files.sync)
                     await self._write_snapshot(segment)
                 await self._file_worker.run(partial(self._journal.remove_before, segment))
+                self._commit.unmoved_bytes = 0
             except (OSError, LedgerError) as exc:
                 self._unchecked_bytes += before
                 self._is_mark_dirty |= was_mark_dirty
-                self._commit.failed_job(exc)
+                self._no_room(exc)
 
     # Operations in the queue
 
@@ -375,9 +376,14 @@ class LocalLedgerStore:
                 if not chosen or not self._commit.is_held:
                     break  # else more came than was written, and nobody would start the next flush
         except (OSError, LedgerError) as exc:
-            self._commit.failed_job(exc)
+            self._no_room(exc)
         finally:
             self._flushing = None
+
+    def _no_room(self, error: OSError | LedgerError) -> None:
+        """A flush or checkpoint failed. If that was for lack of room, more is taken only once there is enough for the next."""
+        self._commit.unmoved_bytes = self._buffered
+        self._commit.failed_job(error)
 
     def _large_tails(self, least: int) -> list[LedgerState]:
         """Ledgers with at least that much buffered, largest first."""
