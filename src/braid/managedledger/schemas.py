@@ -26,6 +26,8 @@ ATTEMPTS = 20
 MAX_VERSIONS = 2000
 """Versions of one topic; keeps the locator record far below what a metadata store takes."""
 
+MAX_GIVEN_UP = 10_000
+
 
 class StoredSchema(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One version of a topic's schema."""
@@ -74,6 +76,8 @@ class SchemaStorage:
         self._metadata = metadata
         self._resolver = resolver
         self._skip_lost_ledgers = skip_lost_ledgers
+        self._given_up: set[int] = set()
+        """Lost ledgers of which the log tells already."""
 
     async def put(
         self, schema_id: str, type: int, data: bytes, properties: Mapping[str, str] | None = None, name: str = ""
@@ -195,7 +199,11 @@ class SchemaStorage:
         store = self._resolver.for_ledger(ledger_id, index.position.properties)
         if not self._skip_lost_ledgers:
             raise lost(what, [ledger_id], store) from None
-        given_up(what, [ledger_id], store, "it is left out")
+        if ledger_id not in self._given_up:  # the locator goes on naming it, and clients ask all the time
+            if len(self._given_up) >= MAX_GIVEN_UP:
+                self._given_up.clear()
+            self._given_up.add(ledger_id)
+            given_up(what, [ledger_id], store, "it is left out")
 
     async def _discard(self, position: SchemaPosition) -> None:
         try:

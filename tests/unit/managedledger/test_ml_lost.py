@@ -123,7 +123,7 @@ async def test_a_lost_schema_ledger_is_refused(world: Any, caplog: pytest.LogCap
     assert await skips.get("t/ns/topic", 1) is None
     assert (await skips.latest("t/ns/topic")).version == 0  # type: ignore[union-attr]
     assert await skips.put("t/ns/topic", 2, b"three") == 2, "a version number is used twice"
-    assert f"gave up ledger {lost} of version 1" in caplog.text
+    assert caplog.text.count(f"gave up ledger {lost} of version 1") == 1, "clients ask for schemas all the time"
 
 
 async def test_a_schema_that_is_deleted_while_it_is_read_is_no_loss(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
