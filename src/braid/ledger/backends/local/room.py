@@ -4,8 +4,8 @@ Owns the probe, the distance between refusing and resuming, and the log lines: o
 end, however many writes are refused in between. Must not know what is written: `commit` decides what is refused.
 
 Resuming needs more free space than refusing: a store that took entries again as soon as one byte is above the reserve would
-stop at the next group, once a second, for as long as the disk stays nearly full. The same holds for flushes and checkpoints: one
-that fails gives back what it has written.
+stop at the next group, once a second, for as long as the disk stays nearly full. The same holds for flushes and checkpoints,
+which give back what they have written when they fail.
 """
 
 from __future__ import annotations
