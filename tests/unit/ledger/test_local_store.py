@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import subprocess
 import sys
@@ -325,6 +326,21 @@ async def test_the_metadata_mark_is_kept() -> None:
     await store.create()
     store = await simulated_store(disk.power_cut())
     assert store.metadata_mark() == ("other", 1)
+
+
+async def test_the_metadata_mark_is_kept_by_the_checkpoint_after_one_that_failed() -> None:
+    """Nothing else was written, so that the mark alone is what the next one is for."""
+    disk = ForgetfulFiles(Random(1))
+    store = await simulated_store(disk)
+    await store.create()
+    await store.checkpoint()
+    store.note_metadata("abc", 7)
+    disk.fail("append", "snapshot", errno.ENOSPC)
+    await store.checkpoint()
+    await store.checkpoint()
+    store = await simulated_store(disk.power_cut())
+    assert store.metadata_mark() == ("abc", 7)
+    await store.close()
 
 
 async def test_the_store_keeps_its_identity(tmp_path: Path) -> None:

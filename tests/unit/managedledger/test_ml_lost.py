@@ -10,6 +10,7 @@ import pytest
 from braid.errors import LedgerLost, OutcomeUnknown
 from braid.managedledger.api import SingleStore
 from braid.managedledger.config import ManagedLedgerConfig
+from braid.managedledger.lost import ASKED_AT_ONCE
 from braid.managedledger.owned_record import swap
 from braid.managedledger.schemas import SchemaStorage
 from braid.model.positions import Position
@@ -45,6 +46,18 @@ async def test_a_log_with_a_lost_ledger_is_refused(world: Any, kit: Any, at: int
         assert "MemoryLedgerStore" in str(refusal.value)
     again = await (await world.handle()).get(f"/managed-ledgers/{kit.NAME}")
     assert again.value.count(b'"ledgerId"') == record.value.count(b'"ledgerId"'), "the record forgot a ledger"
+
+
+@pytest.mark.parametrize("at", [0, ASKED_AT_ONCE - 1, ASKED_AT_ONCE, ASKED_AT_ONCE + 1])
+async def test_every_ledger_of_a_long_list_is_asked_for(world: Any, kit: Any, at: int) -> None:
+    log, listener = await world.open(config=ManagedLedgerConfig(max_entries_per_ledger=1, min_ledger_age_ms=0))
+    await log.open_cursor("s", initial="earliest")
+    await kit.fill(log, listener, range(ASKED_AT_ONCE + 3))
+    ids = [info.ledger_id for info in log.infos]
+    await log.close()
+    await world.ledgers.delete(ids[at])
+    with pytest.raises(LedgerLost, match=f"does not know ledger {ids[at]}, which the topic {TOPIC} needs"):
+        await world.open()
 
 
 async def test_other_logs_go_on(world: Any, kit: Any) -> None:

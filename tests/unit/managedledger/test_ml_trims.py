@@ -148,3 +148,23 @@ async def test_two_trims_at_the_same_time_say_it_once(
     held.let_all_go()
     assert sorted(await asyncio.gather(*trims)) == [0, 2]
     assert [line.message.split(" of ")[0] for line in caplog.records if "deleted" in line.message] == ["deleted 10 messages"]
+
+
+async def test_nothing_goes_while_a_cursor_cannot_be_read(world: Any, kit: Any) -> None:
+    """Nobody knows what it needs; the others have passed everything, and no policy keeps it."""
+    log, _faults = await filled(world, kit, "bad", "good")
+    log.cursors["good"].acknowledge_cumulative(log.last_position)
+    await log.close()
+    handle = await world.handle()
+    key = f"/managed-ledgers/{kit.NAME}/bad"
+    await handle.put(key, b'{"position":"x"}', expected=(await handle.get(key)).version)
+    log, _listener = await world.open()
+    world.clock.advance(1)
+    assert list(log.unreadable) == ["bad"]
+    assert await log.trim(keeps_unread=False) == 0
+    assert log.next_trim().rule == "needed"
+    assert log.total_entries == 12
+    await log.delete_cursor("bad")
+    await log.trim()
+    await settled(log)
+    assert log.total_entries == 2
