@@ -18,6 +18,7 @@ from tests.unit.ledger.test_local_disk_faults import PATH, World
 from braid.errors import LedgerError, LedgerStoreReadOnly
 from braid.ledger.backends.local import LocalLedgerStore, LocalSettings
 from braid.ledger.backends.local.commit import GroupCommit, Op
+from braid.ledger.backends.local.room import Room
 from braid.ledger.backends.local.writer import LocalLedgerWriter
 from braid.runtime.env import Runtime
 from braid.testing.conformance.ledger import RecordingListener, filled, read_all
@@ -348,3 +349,30 @@ async def test_a_refused_group_is_told_so_before_the_next_one_begins() -> None:
         assert isinstance(queued.exception(), LedgerStoreReadOnly)
         assert commit.is_idle and not posted
     commit.close()
+
+
+async def test_a_probe_that_is_under_way_at_the_end_is_the_last_one() -> None:
+    """Its answer comes after the store was told to close; the next one would find no thread."""
+    world, posted = World(), list[Callable[[Any, BaseException | None], None]]()
+
+    class HeldWorker:
+        def post(self, _work: Any, done: Callable[[Any, BaseException | None], None]) -> None:
+            posted.append(done)
+
+    told: list[object] = []
+    room = Room(
+        world.disk,
+        PATH,
+        SETTINGS,
+        world.clock,
+        cast(Any, HeldWorker()),
+        unmoved=lambda: 0,
+        still_full=lambda: told.append("full"),
+        ended=told.append,
+    )
+    room.wanted(LedgerStoreReadOnly("full"), 0)
+    await world.clock.advance(1.1)
+    room.stop()
+    posted.pop()((0, 1), None)
+    await world.clock.advance(10)
+    assert not posted and not told

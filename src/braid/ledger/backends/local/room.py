@@ -55,6 +55,7 @@ class Room:
         self._still_full = still_full
         self._ended = ended
         self._timer: Timer | None = None
+        self._is_stopped = False
         self._began = self._reminded = 0.0
 
     def wanted(self, error: LedgerStoreReadOnly, refused_bytes: int) -> None:
@@ -64,7 +65,8 @@ class Room:
         self._arm(max(refused_bytes, _PROBE_BYTES))
 
     def stop(self) -> None:
-        """Look no more."""
+        """Look no more, and say nothing of a look that is under way."""
+        self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -98,6 +100,8 @@ class Room:
         return free, needed
 
     def _tried(self, size: int, found: tuple[int, int] | None, error: BaseException | None) -> None:
+        if self._is_stopped:
+            return
         if error is not None and not isinstance(error, LedgerStoreReadOnly):
             self._ended(error)
             return
