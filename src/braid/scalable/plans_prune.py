@@ -8,6 +8,7 @@ before the grandparent is drained (INV8). Must not be run beside a seek: both ar
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import msgspec
@@ -22,6 +23,7 @@ from braid.scalable.plans_layout import finish
 from braid.scalable.plans_upkeep import remove_strays
 from braid.scalable.records import PendingOperation, ScalableTopicMetadata, SubscriptionMetadata, from_record, to_record
 
+log = logging.getLogger(__name__)
 MINUTE_MS = 60_000
 
 
@@ -38,12 +40,22 @@ async def prune(work: TopicWork, retention: Retention, notify: Notify) -> list[i
     if not candidates:
         return []
     async with step("prune:discover"):
-        ends: dict[int, SegmentEnd] = {}
-        doomed = await _prunable(work, candidates, retention.unread_minutes, ends)
+        measured: dict[int, SegmentStats] = {}
+        doomed, why = await _prunable(work, candidates, retention, measured)
     if not doomed:
         return []
     async with step("prune:flip"):
-        await _flip(work, doomed, ends)
+        await _flip(work, doomed, {number: each.end for number, each in measured.items() if each.end is not None})
+    for number in doomed:
+        if (stats := measured.get(number)) is not None and stats.messages:
+            log.info(
+                "deleted %d messages of %s (%d bytes, segment %d): %s",
+                stats.messages,
+                work.topic,
+                stats.storage_size,
+                number,
+                why,
+            )
     await roll_forward(work, notify)
     return doomed
 
@@ -62,9 +74,10 @@ async def roll_forward(work: TopicWork, notify: Notify) -> None:
 
 
 async def _prunable(
-    work: TopicWork, candidates: list[SegmentInfo], unread_minutes: int, ends: dict[int, SegmentEnd]
-) -> list[int]:
-    """Ids of those that can go; `ends` gets where segments end, as their owners say."""
+    work: TopicWork, candidates: list[SegmentInfo], retention: Retention, measured: dict[int, SegmentStats]
+) -> tuple[list[int], str]:
+    """Ids of those that can go, and why; `measured` gets what their owners say of segments."""
+    unread_minutes = retention.unread_minutes
     subscriptions = {name: record for name, record in (await work.subscriptions()).items() if record.type != "CHECKPOINT"}
     kept = dict.fromkeys(work.unreadable) | subscriptions
     unread_since = None
@@ -72,10 +85,23 @@ async def _prunable(
         unread_since = -1 if unread_minutes < 0 else work.runtime.clock.now_ms() - unread_minutes * MINUTE_MS
 
     async def look(segment: SegmentInfo) -> bool:
-        return await _is_drained(work, segment, kept, unread_since, ends)
+        return await _is_drained(work, segment, kept, unread_since, measured)
 
     drained = {segment.segment_id for segment, done in zip(candidates, await each(candidates, look), strict=True) if done}
-    return sorted(number for number in drained if work.layout.ancestors(number) <= drained)
+    return sorted(number for number in drained if work.layout.ancestors(number) <= drained), _reason(
+        retention, kept, unread_since
+    )
+
+
+def _reason(retention: Retention, kept: Mapping[str, object], unread_since: int | None) -> str:
+    """Why segments go, for people."""
+    if retention.minutes:
+        return f"they are older than the policy's {retention.minutes} minutes"
+    if kept:
+        return "every subscription has read them"
+    if unread_since is None:
+        return "the topic has no subscription"
+    return f"no subscription wants them and they are older than {retention.unread_minutes} minutes (retention.unread_minutes)"
 
 
 def _is_kept(segment: SegmentInfo, stats: SegmentStats, unread_since: int | None) -> bool:
@@ -91,14 +117,12 @@ async def _is_drained(
     segment: SegmentInfo,
     subscriptions: Mapping[str, SubscriptionMetadata | None],
     unread_since: int | None,
-    ends: dict[int, SegmentEnd],
+    measured: dict[int, SegmentStats],
 ) -> bool:
     """Whether nobody needs the segment. What has a message later than `unread_since` is kept because nobody has read it."""
     name = work.name(segment)
     try:
-        stats = await work.segments.stats(name)
-        if stats.end is not None:
-            ends[segment.segment_id] = stats.end
+        stats = measured[segment.segment_id] = await work.segments.stats(name)
         if _is_kept(segment, stats, unread_since):
             return False
         if not await remove_strays(work, segment, stats.backlog):

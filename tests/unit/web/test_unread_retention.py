@@ -122,6 +122,25 @@ async def test_a_split_and_a_prune_delete_nothing_that_nobody_has_read(world: Wo
     assert await world.read(SCALABLE, 10) == list(range(11))
 
 
+@pytest.mark.parametrize(
+    ("is_read", "why"), [(False, "the topic has no subscription"), (True, "every subscription has read them")]
+)
+async def test_a_prune_says_what_went_and_why(caplog: pytest.LogCaptureFixture, is_read: bool, why: str) -> None:
+    caplog.set_level(logging.INFO)
+    async with running(retention=RetentionConfig(unread_minutes=0)) as world:
+        await world.create(SCALABLE)
+        await world.produce(SCALABLE, 0, 10)
+        if is_read:
+            await world.read(SCALABLE, 9)
+        controller = await world.controller()
+        await controller.split_segment(0)
+        assert await controller.prune() == [0]
+    (line,) = [each for each in caplog.records if "deleted" in each.message]
+    assert line.levelno == logging.INFO
+    assert f"deleted 10 messages of {SCALABLE} (" in line.message
+    assert line.message.endswith(f" bytes, segment 0): {why}")
+
+
 @KIND
 async def test_without_the_rule_pulsars_holds(topic: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
