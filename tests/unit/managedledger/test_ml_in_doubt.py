@@ -86,6 +86,36 @@ async def test_a_new_ledger_stays_that_the_next_owner_may_have_found_in_the_reco
     assert [kit.number_of(entry) for entry in await kit.everything(again)] == [0, 1, 2, 3, 4, 9]
 
 
+@pytest.mark.parametrize("of", ["log", "cursor"])
+async def test_an_owner_in_doubt_does_not_take_its_successors_record_for_its_own(world: Any, kit: Any, of: str) -> None:
+    """The update of which it does not know whether it was applied was followed by a take-over; only then it looks again."""
+    log, _listener, handle = await opened(world, kit)
+    cursor = await log.open_cursor("s", initial="earliest")
+
+    async def change(value: str) -> None:
+        if of == "log":
+            await log.set_properties({"by": value})
+        else:
+            await cursor.set_properties({"by": value})
+
+    async def away() -> None:
+        handle.refuses_gets = True
+
+    handle.key, handle.meanwhile = f"/managed-ledgers/{kit.NAME}{'' if of == 'log' else '/s'}", away
+    with pytest.raises(OutcomeUnknown):
+        await change("first")
+    again, added = await taken_over(world, kit)
+    handle.refuses_gets = False
+    with pytest.raises(LedgerFenced):
+        await change("second")
+    found = again if of == "log" else again.cursors["s"]
+    assert found.properties == {"by": "first"}
+    await again.check_owner()
+    await (again if of == "log" else again.cursors["s"]).set_properties({"by": "successor"})
+    await kit.fill(again, added, range(10, 11))
+    assert [kit.number_of(entry) for entry in await kit.everything(again)] == [0, 1, 2, 3, 4, 9, 10]
+
+
 async def test_a_cursors_new_ledger_stays_that_the_next_owner_may_have_found(world: Any, kit: Any) -> None:
     log, _listener, handle = await opened(world, kit)
     cursor = await log.open_cursor("s", initial="earliest")
