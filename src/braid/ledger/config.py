@@ -64,7 +64,8 @@ class LocalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     resume_bytes: Annotated[
         int,
         setting(
-            "Free space beyond the reserve with which a read-only store takes entries again; it is at least what was refused",
+            "Free space beyond the reserve with which a read-only store takes entries again; it is at least what was refused, "
+            "or what a checkpoint found no room for",
             ge=0,
             le=_MAX,
         ),
