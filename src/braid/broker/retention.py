@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 TRIMMED_AT_ONCE = 50
 """Topics that are looked at without a pause."""
+MAX_TOLD = 10
+"""Topics whose trim failed that the log names each time."""
 
 
 class TopicRetention:
@@ -52,7 +54,8 @@ class TopicRetention:
 
     async def trim(self) -> None:
         """Trim the loaded topics and add up what they keep only because nobody has read it."""
-        unread = 0
+        unread = failures = 0
+        last: BraidError | None = None
         known: dict[TopicName, RetentionPolicies | None] = {}  # of topics with parts, read once for all parts
         for number, topic in enumerate(list(self._topics.values()), 1):
             if number % TRIMMED_AT_ONCE == 0:
@@ -64,9 +67,13 @@ class TopicRetention:
                 topic.log.roll_if_needed()
                 await topic.log.trim()
             except BraidError as error:
-                log.warning("trimming %s failed: %s", topic.name, error)
+                failures, last = failures + 1, error
+                if failures <= MAX_TOLD:
+                    log.warning("trimming %s failed: %s", topic.name, error)
             unread += topic.log.next_trim().unread_bytes
         self.unread_bytes = unread
+        if failures > MAX_TOLD:
+            log.warning("trimming %d more topics failed, the last one: %s", failures - MAX_TOLD, last)
 
     async def _follow(self, topic: Topic, known: dict[TopicName, RetentionPolicies | None]) -> None:
         if is_part(topic.name):

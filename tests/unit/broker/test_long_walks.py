@@ -11,9 +11,12 @@ from tests.steps import Steps
 
 from braid.broker.cursor_acks import acknowledge_around
 from braid.broker.policy_watch import PolicyWatch
+from braid.broker.retention import MAX_TOLD, TopicRetention
+from braid.errors import StoreUnavailable
 from braid.managedledger.config import ManagedLedgerConfig
 from braid.model.names import TopicName
 from braid.model.positions import Position
+from braid.model.retention import NextTrim
 from braid.model.txn import TxnId
 from braid.txn.ack_conflicts import WHOLE, Hold, Holds
 
@@ -99,6 +102,24 @@ async def test_trimming_many_topics_lets_clients_have_their_turn(world: Any) -> 
             await broker.service.retention.trim()
         longest.append(steps.longest)
     assert longest[1] < 2 * longest[0]
+
+
+async def test_trims_that_fail_for_the_same_reason_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Of thousands of topics, every two minutes, while the metadata store is away."""
+
+    async def trim() -> None:
+        raise StoreUnavailable("The metadata store does not answer.")
+
+    log = SimpleNamespace(roll_if_needed=lambda: None, trim=trim, next_trim=NextTrim)
+    names = [TopicName.parse(f"persistent://public/default/many-{number}") for number in range(1000)]
+    topics: Any = {str(name): SimpleNamespace(name=name, is_closing=False, log=log) for name in names}
+    nothing: Any = None
+    await TopicRetention(nothing, topics, nothing, nothing, seconds=1).trim()
+    assert [line.partition(" failed")[0] for line in caplog.messages] == [
+        *(f"trimming {name}" for name in names[:MAX_TOLD]),
+        f"trimming {1000 - MAX_TOLD} more topics",
+    ]
+    assert all("does not answer" in line for line in caplog.messages)
 
 
 async def test_comparing_the_policies_of_many_namespaces_looks_at_the_topics_once() -> None:
