@@ -230,8 +230,8 @@ class LogAppender:
     @property
     def tail_size(self) -> int:
         """Bytes of the ledger that is not closed yet."""
-        tail = self.tail or self._leaving
-        return tail.writer.length if tail is not None else 0
+        tail = self.tail or self._leaving or self._unsettled
+        return tail.writer.length - tail.refused_size if tail is not None else 0
 
     @property
     def pending_entries(self) -> int:

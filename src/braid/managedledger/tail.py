@@ -34,6 +34,7 @@ class Tail:
         "ledger_id",
         "pending",
         "pending_size",
+        "refused_size",
         "roll_ms",
         "writer",
     )
@@ -50,6 +51,8 @@ class Tail:
         self.pending: list[Entry] = []
         self.pending_size = 0
         """Bytes of the pending bodies."""
+        self.refused_size = 0
+        """Bytes of the bodies that were taken back; the writer has counted them."""
         self.confirmed = -1
         self.is_failed = False
 
@@ -83,7 +86,9 @@ class Tail:
 
     def take_back(self) -> list[Entry]:
         """What is not confirmed and never will be by this tail."""
-        entries, self.pending, self.pending_size = self.pending, [], 0
+        entries, self.pending = self.pending, []
+        self.refused_size += self.pending_size
+        self.pending_size = 0
         return entries
 
     def ledger_failed(self, error: LedgerError) -> None:

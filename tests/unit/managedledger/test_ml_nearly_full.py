@@ -75,3 +75,15 @@ async def test_a_position_that_cannot_be_stored_is_reported_once(
                 await cursor.flush()
         assert caplog.text.count(said) == lines
         await cursor.flush()
+
+
+async def test_a_refused_ledger_is_counted_with_what_it_holds(world: Any, kit: Any) -> None:
+    """Who looks for something to delete has to see which topics are large."""
+    faults = kit.Faults()
+    log, listener = await world.open(faults=faults)
+    await log.open_cursor("keep", initial="earliest")
+    await kit.fill(log, listener, range(2))
+    held = log.total_size
+    log.add(kit.body_of(2), 1, 2)
+    log.tail.ledger_failed(LedgerStoreReadOnly("full"))
+    assert held <= log.total_size < held + len(kit.body_of(2)), "what was refused is not held, but for its head"
