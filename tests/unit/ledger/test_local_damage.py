@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 
 from braid.errors import EntryCorrupt, LedgerNotFound, StoreMismatch
@@ -186,13 +187,14 @@ async def test_a_lost_or_short_ledger_file_is_noticed() -> None:
     await store.close()
     copies = Copies(disk)
     path = ledger_path(PATH / "ledgers", 1)
-    lost = copies.new()
+    lost, lost_later, short = copies.new(), copies.new(), copies.new()
     lost.remove(path)
-    short = copies.new()
     short.open(path).truncate(size_of(disk, path) - 1)
-    for bad in (lost, short):
+    for bad, error in ((lost, LedgerNotFound), (lost_later, EntryCorrupt), (short, EntryCorrupt)):
         store = await opened(bad)
-        with pytest.raises(EntryCorrupt, match=r"1\.ledger|ledger 1"):
+        if bad is lost_later:
+            bad.remove(path)
+        with pytest.raises(error, match=r"1\.ledger|ledger 1"):
             await read_all(await store.open(1, fence=False))
         await store.close()
 
@@ -322,3 +324,63 @@ async def test_a_deleted_ledgers_file_left_by_a_crash_is_removed() -> None:
     store = await opened(disk)
     assert not disk.exists(path)
     await store.close()
+
+
+async def test_a_ledger_without_its_file_is_not_known_and_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    """Else its log would be loaded, and readers would stand before the hole."""
+    disk = ForgetfulFiles(Random(1))
+    store = await opened(disk)
+    writers = [await store.create() for _ in range(4)]
+    for writer in writers:
+        await writer.add(RNG.randbytes(500))
+    await writers[0].close()
+    await store.checkpoint()  # all four have files now
+    await writers[1].add(b"in the journal only")
+    paths = [ledger_path(PATH / "ledgers", number) for number in (1, 2, 3, 4)]
+    disk = disk.power_cut()
+    kept = disk.open(paths[0]).read(0, 1 << 30)
+    for path in paths[:3]:
+        disk.remove(path)
+    await (await opened(disk)).close()  # a checkpoint on the way loses nothing, and makes no file
+    assert not [path for path in paths[:3] if disk.exists(path)]
+    caplog.clear()
+    store = await opened(disk)
+    assert "ledger files are missing in /data/ledgers: 01/1.ledger, 02/2.ledger, 03/3.ledger;" in caplog.text
+    for number in (1, 2, 3):
+        with pytest.raises(LedgerNotFound, match=f"The file of ledger {number} is missing"):
+            await store.metadata(number)
+        for fence in (False, True):
+            with pytest.raises(LedgerNotFound, match=f"The file of ledger {number} is missing"):
+                await store.open(number, fence=fence)
+    assert len(await read_all(await store.open(4, fence=True))) == 1
+    await (await store.create()).add(b"new")
+    await store.delete(3)
+    await store.close()
+
+    file = disk.open(paths[0], create=True)
+    file.append(kept)
+    file.sync()
+    disk.sync_dir(paths[0].parent)
+    store = await opened(disk)
+    assert len(await read_all(await store.open(1, fence=True))) == 1, "it was put back"
+    assert 3 not in [number async for number in store.ledgers()]
+    await store.close()
+
+
+async def test_a_missing_file_that_the_replay_needs_is_not_made_anew() -> None:
+    """The memory for what was written since the last checkpoint is bounded: the start is refused, by name."""
+    disk = ForgetfulFiles(Random(1))
+    small = msgspec.structs.replace(SETTINGS, buffer_bytes=4000)
+    store = await opened(disk, small)
+    writer = await store.create()
+    await writer.add(RNG.randbytes(500))
+    await store.checkpoint()
+    for _ in range(3):
+        await writer.add(RNG.randbytes(900))
+    disk = disk.power_cut()
+    path = ledger_path(PATH / "ledgers", 1)
+    disk.remove(path)
+    for _attempt in range(2):
+        with pytest.raises(EntryCorrupt, match="The file of ledger 1 is missing"):
+            await opened(disk, small)
+    assert not disk.exists(path)

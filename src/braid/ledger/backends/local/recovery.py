@@ -6,7 +6,7 @@ Blocking; runs on one worker before the store serves anyone. After it the journa
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from braid.errors import EntryCorrupt, StoreMismatch
 from braid.ledger.backends.local import records
 from braid.ledger.backends.local.journal import Journal, Replay
-from braid.ledger.backends.local.ledgerfile import BlockWriter, open_file_share
+from braid.ledger.backends.local.ledgerfile import BlockWriter, ledger_path, open_file_share
 from braid.ledger.backends.local.records import HeadBody
 from braid.ledger.backends.local.snapshot import SnapshotWriter, load_snapshot
 from braid.ledger.backends.local.state import Catalog
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 FORMAT_FILE = "FORMAT"
 JOURNAL_FOLDER = "journal"
 LEDGER_FOLDER = "ledgers"
+MAX_SHOWN = 10
 
 
 class StoreFormat(msgspec.Struct, frozen=True):
@@ -54,6 +55,7 @@ def recover(files: FileSystem, path: Path, settings: LocalSettings, salt: Callab
     files.make_dir(path / LEDGER_FOLDER)
     store_id = _store_id(files, path, salt)
     catalog, segment = load_snapshot(files, path, store_id)
+    _find_missing(files, path / LEDGER_FOLDER, catalog)
     writer = BlockWriter(
         files,
         path / LEDGER_FOLDER,
@@ -74,6 +76,7 @@ def recover(files: FileSystem, path: Path, settings: LocalSettings, salt: Callab
             raise error
     if replay.bytes_read:
         log.info("replayed %d journal bytes, %d ledgers", replay.bytes_read, len(catalog.ledgers))
+    _report_missing(path / LEDGER_FOLDER, catalog)
     _remove_leftovers(files, path / LEDGER_FOLDER, catalog)
     journal = Journal(
         files,
@@ -99,6 +102,8 @@ def _flush(catalog: Catalog, writer: BlockWriter, tail_bytes: int, damaged: dict
             if not state.tail or state.tail_memory < least or state.ledger_id in damaged:
                 continue
             try:
+                if state.is_file_missing:  # before the writer makes an empty one
+                    raise EntryCorrupt(f"The file of ledger {state.ledger_id} is missing; restore it from a backup.")
                 size = writer.append(state.ledger_id, state.file_bytes, state.file_entries, state.tail)
             except EntryCorrupt as exc:
                 damaged[state.ledger_id] = exc
@@ -148,10 +153,36 @@ def _store_id(files: FileSystem, path: Path, salt: Callable[[], bytes]) -> bytes
     return store_id
 
 
+def _find_missing(files: FileSystem, directory: Path, catalog: Catalog) -> None:
+    """Note which ledgers have lost their file. One that was just deleted has none either: the journal will say so."""
+    found = {ledger_id for ledger_id, _path in _ledger_files(files, directory)}
+    for state in catalog.ledgers.values():
+        state.is_file_missing = state.file_bytes > 0 and state.ledger_id not in found
+
+
+def _report_missing(directory: Path, catalog: Catalog) -> None:
+    missing = [state.ledger_id for state in catalog.ledgers.values() if state.is_file_missing]
+    if missing:
+        more = f" and {len(missing) - MAX_SHOWN} more" if len(missing) > MAX_SHOWN else ""
+        log.error(
+            "ledger files are missing in %s: %s%s; whatever needs one of them is refused until they are restored",
+            directory,
+            ", ".join(str(ledger_path(directory, ledger_id).relative_to(directory)) for ledger_id in missing[:MAX_SHOWN]),
+            more,
+        )
+
+
 def _remove_leftovers(files: FileSystem, directory: Path, catalog: Catalog) -> None:
     """Delete files of ledgers that were deleted just before the last stop."""
+    for ledger_id, path in list(_ledger_files(files, directory)):
+        if ledger_id not in catalog.ledgers:
+            files.remove(path)
+
+
+def _ledger_files(files: FileSystem, directory: Path) -> Iterator[tuple[int, Path]]:
+    """Every ledger file there is."""
     for folder in files.names(directory):
         for name in files.names(directory / folder):
             stem, _, suffix = name.partition(".")
-            if suffix == "ledger" and stem.isdigit() and int(stem) not in catalog.ledgers:
-                files.remove(directory / folder / name)
+            if suffix == "ledger" and stem.isdigit():
+                yield int(stem), directory / folder / name

@@ -36,6 +36,7 @@ class LedgerState:
         "file_length",
         "is_closed",
         "is_deleted",
+        "is_file_missing",
         "last",
         "ledger_id",
         "length",
@@ -50,6 +51,8 @@ class LedgerState:
         self.custom = custom
         self.is_closed = False
         self.is_deleted = False
+        self.is_file_missing = False
+        """Its file was not there at the start: nobody can open it; what is known of it is kept until the file is back."""
         self.last = NO_ENTRY
         self.length = 0
         self.file_entries = 0
@@ -122,6 +125,8 @@ class Catalog:
         state = self.ledgers.get(ledger_id)
         if state is None:
             raise LedgerNotFound(f"Ledger {ledger_id} does not exist.")
+        if state.is_file_missing:
+            raise LedgerNotFound(f"The file of ledger {ledger_id} is missing; restore it from a backup and start again.")
         return state
 
     def apply(self, payload: bytes, where: str) -> int:

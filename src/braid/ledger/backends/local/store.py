@@ -387,7 +387,11 @@ class LocalLedgerStore:
 
     def _large_tails(self, least: int) -> list[LedgerState]:
         """Ledgers with at least that much buffered, largest first."""
-        found = [state for state in self._catalog.ledgers.values() if state.tail and state.tail_memory >= least]
+        found = [
+            state
+            for state in self._catalog.ledgers.values()
+            if state.tail and state.tail_memory >= least and not state.is_file_missing
+        ]
         found.sort(key=lambda state: state.tail_memory, reverse=True)
         return found
 
