@@ -147,9 +147,14 @@ class ManagedLedgerFactory:
         return None if record is None or record.is_deleted else record
 
     async def names(self, parent: str) -> AsyncIterator[str]:
-        """Last name components of the logs directly below `parent`, as stored (encoded), in order."""
+        """Last name components of the logs directly below `parent`, as stored (encoded), in order. One whose record cannot be
+        read is there too: nobody says that it is deleted."""
         async for record in self._metadata.scan(Span(f"{ROOT}/{parent}")):
-            if not decode_record(LogRecord, record.key, record.value).is_deleted:
+            try:
+                is_deleted = decode_record(LogRecord, record.key, record.value).is_deleted
+            except StoreMismatch:  # whoever uses it is told
+                is_deleted = False
+            if not is_deleted:
                 yield record.name
 
     async def delete(self, name: str, properties: Mapping[str, str] | None = None, *, owner_token: str | None = None) -> None:

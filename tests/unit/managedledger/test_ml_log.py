@@ -551,6 +551,14 @@ async def test_reading_is_bounded_and_starts_at_the_next_position(world: Any, ki
     assert cached == (await kit.everything(log))[3:]
 
 
+async def test_a_record_that_cannot_be_read_does_not_hide_the_others(world: Any, kit: Any) -> None:
+    for name in ("a", "b", "c"):
+        await world.open(f"t/ns/persistent/{name}")
+    store = await world.handle()
+    await store.put("/managed-ledgers/t/ns/persistent/b", b"nonsense")
+    assert [name async for name in world.factory().names("t/ns/persistent")] == ["a", "b", "c"]
+
+
 async def test_delete_and_create_again_is_another_log(world: Any, kit: Any) -> None:
     log, listener = await world.open()
     cursor = await log.open_cursor("s", initial="earliest")
