@@ -55,6 +55,7 @@ from braid.scalable.records import (
     subscriptions_path,
 )
 from braid.scalable.sessions import Registrations, given
+from braid.scalable.subscription_state import UNREADABLE
 
 log = logging.getLogger(__name__)
 ATTEMPTS: Final = 20
@@ -142,6 +143,8 @@ class SubscriptionPlans:
             try:
                 if record.is_foreign(self._incarnation()):
                     continue
+                if record.is_resetting:
+                    await self._check_readable(name)
                 if record.pending is not None:
                     log.info("finishing the %s of subscription %s of %s", record.pending.kind, name, self._topic)
                     await self._roll(name, record)
@@ -149,6 +152,8 @@ class SubscriptionPlans:
                     await self._give_back(name, record)
             except StaleLeader:
                 raise
+            except StoreMismatch as error:  # until somebody repairs or deletes it; the topic's other operations go on
+                log.warning("subscription %s of %s is left as it is: %s", name, self._topic, error)
             except BraidError as error:
                 errors.append(error)
         if errors:
@@ -195,13 +200,29 @@ class SubscriptionPlans:
             raise PreconditionFailed(
                 f"Subscription {name} of {self._topic} is one of checkpoint consumers; their position is in their checkpoints."
             )
-        if record.pending is not None:
+        if kind != "delete":
+            await self._check_readable(name)  # before anything shows: what cannot be finished would stand in everybody's way
+        if record.pending is not None and not (kind == "delete" and record.is_resetting):  # which needs no end then
             await self._roll(name, record)
             await self._need(name)
         change = self._change_to(kind, timestamp_ms)
         async with step(f"{_called(kind)}:intend"):
             record = await self._change(name, lambda old: msgspec.structs.replace(old, pending=change))
         await self._roll(name, record)
+
+    async def _check_readable(self, name: str) -> None:
+        """Raise StoreMismatch if an owner says that it cannot read the subscription's cursor, so that nobody can move it."""
+
+        async def look(segment: SegmentInfo) -> None:
+            try:
+                stats = await self._segments.stats(self._physical(segment))
+            except BraidError:  # who is to move the cursor is told what is wrong, or tries again
+                return
+            for why in stats.blocked_by.get(name, ()):
+                if why.kind == UNREADABLE:
+                    raise StoreMismatch(f"{why.detail.get('error', '')} Repair it, or delete the subscription {name}.")
+
+        await each(self._all(), look)
 
     def _change_to(self, kind: SubscriptionOperation, timestamp_ms: int = 0) -> SubscriptionChange:
         now = self._runtime.clock.now_ms()

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from braid.errors import BraidError, SubscriptionNotFound, TopicNotFound
+from braid.errors import BraidError, StoreUnavailable, SubscriptionNotFound, TopicNotFound
 from braid.metadata.api import ABSENT, MetadataStore, Record, Span
 from braid.metadata.backends import memory
 from braid.metadata.election import LeaderElection, Leadership
@@ -22,7 +22,7 @@ from braid.model.positions import Position
 from braid.model.segments import physical_name
 from braid.runtime.env import Runtime
 from braid.runtime.threads import InlineThreads
-from braid.scalable.api import ConsumerAssignment, ConsumerRegistration, Sealed, SegmentBacklog, SegmentStats
+from braid.scalable.api import BlockedBy, ConsumerAssignment, ConsumerRegistration, Sealed, SegmentBacklog, SegmentStats
 from braid.scalable.config import ScalableConfig
 from braid.scalable.coordinator import SubscriptionCoordinator
 from braid.scalable.records import (
@@ -54,6 +54,8 @@ class Stored:
     is_sealed: bool = False
     read: dict[str, int] = field(default_factory=dict)
     """Messages acknowledged, by subscription."""
+    unreadable: list[str] = field(default_factory=list)
+    """Subscriptions whose cursors cannot be read: nobody can move them, but they can be deleted."""
     attached: list[str] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
 
@@ -120,7 +122,9 @@ class Segments:
         self, segment: TopicName, subscription: str, *, epoch: int, incarnation: str, operation: str = ""
     ) -> None:
         try:
-            (await self._enter("delete_subscription", segment)).read.pop(subscription, None)
+            stored = await self._enter("delete_subscription", segment)
+            stored.read.pop(subscription, None)
+            stored.unreadable = [name for name in stored.unreadable if name != subscription]
         except TopicNotFound:
             return
 
@@ -139,6 +143,8 @@ class Segments:
         self, segment: TopicName, subscription: str, timestamp_ms: int, *, epoch: int, incarnation: str, operation: str = ""
     ) -> None:
         stored = await self._enter("seek", segment)
+        if subscription in stored.unreadable:
+            raise StoreUnavailable("The record x cannot be read.")
         if subscription not in stored.read:
             raise SubscriptionNotFound(f"{segment} has no subscription {subscription}.")
         stored.read[subscription] = sum(time < timestamp_ms for time in stored.times)
@@ -147,12 +153,16 @@ class Segments:
         self, segment: TopicName, subscription: str, *, epoch: int, incarnation: str, operation: str = ""
     ) -> None:
         stored = await self._enter("skip_all", segment)
+        if subscription in stored.unreadable:
+            raise StoreUnavailable("The record x cannot be read.")
         if subscription not in stored.read:
             raise SubscriptionNotFound(f"{segment} has no subscription {subscription}.")
         stored.read[subscription] = len(stored.times)
 
     async def stats(self, segment: TopicName) -> SegmentStats:
-        return SegmentStats(messages=len((await self._enter("stats", segment)).times))
+        topic = await self._enter("stats", segment)
+        why = BlockedBy(kind="unreadable-record", detail={"error": "The record x cannot be read."})
+        return SegmentStats(messages=len(topic.times), blocked_by=dict.fromkeys(topic.unreadable, (why,)))
 
     async def settle(self, segment: TopicName) -> None:
         await self._enter("settle", segment)

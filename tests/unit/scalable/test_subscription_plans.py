@@ -14,6 +14,7 @@ from braid.errors import (
     NotReady,
     OutcomeUnknown,
     PreconditionFailed,
+    StoreMismatch,
     StoreUnavailable,
     SubscriptionLimit,
     SubscriptionNotFound,
@@ -664,5 +665,45 @@ def test_what_a_look_finds_drained_while_cursors_are_moved_is_forgotten() -> Non
         await leader.plans(lambda: layout).seek("sub", 0)
         assert coordinator.drains.drained == set()
         assert sorted(held(coordinator)["a"]) == [0, 1]
+
+    virtually(main)
+
+
+@pytest.mark.parametrize("kind", ["seek", "clear-backlog"])
+def test_a_cursor_that_cannot_be_read_is_in_nobody_elses_way(kind: str) -> None:
+    """Refused before the record shows it; one that shows it already waits for a repair, and for nothing else."""
+
+    async def main(world: World) -> None:
+        layout = grown()
+        world.segments.fill(TOPIC, layout, 3)
+        plans = (await world.leader()).plans(lambda: layout)
+        await plans.create("sub", "STREAM", "earliest")
+        await plans.create("other", "STREAM", "earliest")
+        before = await world.subscription()
+
+        async def reset(name: str) -> None:
+            await (plans.seek(name, 5) if kind == "seek" else plans.clear_backlog(name))
+
+        world.segments.at(layout, 1).unreadable = ["sub"]
+        with pytest.raises(StoreMismatch, match=r"The record x cannot be read\. Repair it, or delete"):
+            await reset("sub")
+        assert await world.subscription() == before
+        await plans.roll_forward()
+        await reset("other")
+
+        world.segments.at(layout, 1).unreadable = []
+        world.segments.fail = lambda operation, _segment: (
+            StoreUnavailable("away") if operation in ("seek", "skip_all") else None
+        )
+        with pytest.raises(StoreUnavailable):
+            await reset("sub")
+        world.segments.fail = lambda _operation, _segment: None
+        world.segments.at(layout, 1).unreadable = ["sub"]  # edited meanwhile
+        await plans.roll_forward()
+        left = await world.subscription()
+        assert left is not None and left.pending is not None and left.pending.kind == kind
+        await plans.delete("sub")
+        assert await world.subscription() is None
+        assert all(stored.read.keys() == {"other"} for stored in world.segments.topics.values())
 
     virtually(main)
