@@ -241,6 +241,7 @@ class LocalSegments:
             msg_rate_out=rate((key, "out"), sum(map(messages_out, topic.subscriptions.values()))),
             bytes_rate_out=rate((key, "bytes out"), sum(map(bytes_out, topic.subscriptions.values()))),
             messages=topic.log.last_index + 1,
+            trimmed=(-1 if topic.log.trimmed_index is None else topic.log.trimmed_index) + 1,
             storage_size=topic.log.total_size,
             producers=len(topic.producers),
             # Of one whose cursor cannot be read nobody knows; it needs everything, and there is no other to be made.

@@ -58,6 +58,9 @@ class SegmentStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     msg_rate_out: float = 0.0
     bytes_rate_out: float = 0.0
     messages: int = 0
+    """All that were ever stored in it."""
+    trimmed: int = 0
+    """Of these, deleted since."""
     storage_size: int = 0
     producers: int = 0
     backlog: dict[str, int] = {}

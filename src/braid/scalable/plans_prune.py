@@ -39,25 +39,35 @@ async def prune(work: TopicWork, retention: Retention, notify: Notify) -> list[i
     ]
     if not candidates:
         return []
+    found: dict[int, SegmentStats] = {}
     async with step("prune:discover"):
-        measured: dict[int, SegmentStats] = {}
-        doomed, why = await _prunable(work, candidates, retention, measured)
+        subscriptions = {name: record for name, record in (await work.subscriptions()).items() if record.type != "CHECKPOINT"}
+        kept = dict.fromkeys(work.unreadable) | subscriptions
+        doomed = await _prunable(work, candidates, kept, retention.unread_minutes, found)
     if not doomed:
         return []
     async with step("prune:flip"):
-        await _flip(work, doomed, {number: each.end for number, each in measured.items() if each.end is not None})
-    for number in doomed:
-        if (stats := measured.get(number)) is not None and stats.messages:
-            log.info(
-                "deleted %d messages of %s (%d bytes, segment %d): %s",
-                stats.messages,
-                work.topic,
-                stats.storage_size,
-                number,
-                why,
-            )
+        await _flip(work, doomed, {number: stats.end for number, stats in found.items() if stats.end is not None})
+    why = _reason(retention, is_read=bool(kept))
+    for segment in candidates:
+        stats = found.get(segment.segment_id)
+        if segment.segment_id in doomed and stats is not None and (count := stats.messages - stats.trimmed) > 0:
+            log.info("deleted %d messages of %s (%d bytes): %s", count, work.name(segment), stats.storage_size, why)
     await roll_forward(work, notify)
     return doomed
+
+
+def _reason(retention: Retention, *, is_read: bool) -> str:
+    """Why segments go, in the words of a trim (`managedledger/trimming.py`)."""
+    if is_read:
+        why = "every subscription has read them"
+    elif retention.unread_minutes:
+        return (
+            f"no subscription wants them and they are older than {retention.unread_minutes} minutes (retention.unread_minutes)"
+        )
+    else:
+        why = "the topic has no subscription"
+    return f"{why}; the segment was sealed more than the policy's {retention.minutes} minutes ago" if retention.minutes else why
 
 
 async def roll_forward(work: TopicWork, notify: Notify) -> None:
@@ -74,34 +84,22 @@ async def roll_forward(work: TopicWork, notify: Notify) -> None:
 
 
 async def _prunable(
-    work: TopicWork, candidates: list[SegmentInfo], retention: Retention, measured: dict[int, SegmentStats]
-) -> tuple[list[int], str]:
-    """Ids of those that can go, and why; `measured` gets what their owners say of segments."""
-    unread_minutes = retention.unread_minutes
-    subscriptions = {name: record for name, record in (await work.subscriptions()).items() if record.type != "CHECKPOINT"}
-    kept = dict.fromkeys(work.unreadable) | subscriptions
+    work: TopicWork,
+    candidates: list[SegmentInfo],
+    kept: Mapping[str, SubscriptionMetadata | None],
+    unread_minutes: int,
+    found: dict[int, SegmentStats],
+) -> list[int]:
+    """Ids of those that can go; `found` gets what the owners of segments say of them."""
     unread_since = None
     if unread_minutes and not kept:
         unread_since = -1 if unread_minutes < 0 else work.runtime.clock.now_ms() - unread_minutes * MINUTE_MS
 
     async def look(segment: SegmentInfo) -> bool:
-        return await _is_drained(work, segment, kept, unread_since, measured)
+        return await _is_drained(work, segment, kept, unread_since, found)
 
     drained = {segment.segment_id for segment, done in zip(candidates, await each(candidates, look), strict=True) if done}
-    return sorted(number for number in drained if work.layout.ancestors(number) <= drained), _reason(
-        retention, kept, unread_since
-    )
-
-
-def _reason(retention: Retention, kept: Mapping[str, object], unread_since: int | None) -> str:
-    """Why segments go, for people."""
-    if retention.minutes:
-        return f"they are older than the policy's {retention.minutes} minutes"
-    if kept:
-        return "every subscription has read them"
-    if unread_since is None:
-        return "the topic has no subscription"
-    return f"no subscription wants them and they are older than {retention.unread_minutes} minutes (retention.unread_minutes)"
+    return sorted(number for number in drained if work.layout.ancestors(number) <= drained)
 
 
 def _is_kept(segment: SegmentInfo, stats: SegmentStats, unread_since: int | None) -> bool:
@@ -117,12 +115,12 @@ async def _is_drained(
     segment: SegmentInfo,
     subscriptions: Mapping[str, SubscriptionMetadata | None],
     unread_since: int | None,
-    measured: dict[int, SegmentStats],
+    found: dict[int, SegmentStats],
 ) -> bool:
     """Whether nobody needs the segment. What has a message later than `unread_since` is kept because nobody has read it."""
     name = work.name(segment)
     try:
-        stats = measured[segment.segment_id] = await work.segments.stats(name)
+        found[segment.segment_id] = stats = await work.segments.stats(name)
         if _is_kept(segment, stats, unread_since):
             return False
         if not await remove_strays(work, segment, stats.backlog):

@@ -45,7 +45,9 @@ async def topic_stats(
             return None
 
     ordered = [layout.all_segments[number] for number in sorted(layout.all_segments)]
-    measured = dict(zip((segment.segment_id for segment in ordered), await each(ordered, ask), strict=True))
+    measured: dict[int, SegmentStats | None] = dict(
+        zip((segment.segment_id for segment in ordered), await each(ordered, ask), strict=True)
+    )
     subscriptions: dict[str, Any] = {}
     async for record in store.scan(Span(subscriptions_path(topic))):
         name = decode_name(record.name)
@@ -58,16 +60,14 @@ async def topic_stats(
             subscriptions[name] = _subscription(name, found, coordinators.get(name), measured)
     pending = metadata.pending_operation
     is_read = any(each["type"] != "CHECKPOINT" for each in subscriptions.values())
+    ends = {segment.segment_id: _with_end(segment, measured[segment.segment_id], is_read, retention) for segment in ordered}
     return {
         "epoch": layout.epoch,
         "totalSegments": len(layout.all_segments),
         "activeSegments": len(layout.active_segments),
         "sealedSegments": len(layout.all_segments) - len(layout.active_segments),
         "segments": {
-            str(segment.segment_id): _segment(
-                topic, segment, _with_end(segment, measured[segment.segment_id], is_read, retention)
-            )
-            for segment in ordered
+            str(segment.segment_id): _segment(topic, segment, _with_ancestors(segment, layout, ends)) for segment in ordered
         },
         "subscriptions": subscriptions,
         "pendingOperation": None if pending is None else msgspec.to_builtins(pending),
@@ -95,12 +95,24 @@ def _with_end(segment: SegmentInfo, stats: SegmentStats | None, is_read: bool, r
         next_trim=NextTrim(
             rule=rule,
             at_ms=at_ms,
-            messages=stats.messages,
+            messages=stats.messages - stats.trimmed,
             bytes=stats.storage_size,
             unread_bytes=unread_bytes,
             unread_minutes=0 if is_read else retention.unread_minutes,
         ),
     )
+
+
+def _with_ancestors(
+    segment: SegmentInfo, layout: SegmentLayout, ends: Mapping[int, SegmentStats | None]
+) -> SegmentStats | None:
+    """The stats of a segment; a sealed one waits for the last of its ancestors, however soon it could go itself."""
+    stats = ends[segment.segment_id]
+    if stats is None or not segment.is_sealed:
+        return stats
+    elders = [elder.next_trim for number in layout.ancestors(segment.segment_id) if (elder := ends.get(number)) is not None]
+    last = max([stats.next_trim, *elders], key=lambda trim: (trim.rule == "needed", trim.at_ms is None, trim.at_ms or 0))
+    return msgspec.structs.replace(stats, next_trim=msgspec.structs.replace(stats.next_trim, rule=last.rule, at_ms=last.at_ms))
 
 
 def _segment(topic: TopicName, segment: SegmentInfo, stats: SegmentStats | None) -> dict[str, Any]:

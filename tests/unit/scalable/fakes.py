@@ -46,6 +46,7 @@ class FakeTopic:
 
     incarnation: str
     messages: int = 0
+    trimmed: int = 0
     is_sealed: bool = False
     producers: dict[str, int] = field(default_factory=dict)
     cursors: dict[str, int] = field(default_factory=dict)
@@ -180,6 +181,8 @@ class _Ops:
         return SegmentStats(
             owner="somebody",
             messages=topic.messages,
+            trimmed=topic.trimmed,
+            storage_size=10 * (topic.messages - topic.trimmed),
             producers=topic.connected_producers,
             backlog={name: topic.messages - read for name, read in topic.cursors.items()},
             consumers=dict(topic.attached),

@@ -9,7 +9,8 @@ from tests.unit.scalable.fakes import TOPIC, World, merge, prune, simulate, spli
 from braid.model.hashranges import MAX_HASH, HashRange
 from braid.model.layout import SegmentLayout
 from braid.model.segments import SegmentEnd, physical_name
-from braid.scalable import records
+from braid.scalable import plans_prune, records
+from braid.scalable.api import Retention
 from braid.scalable.records import ScalableTopicMetadata
 
 FULL_RANGE = HashRange(0, MAX_HASH)
@@ -45,6 +46,63 @@ def test_only_the_newest_ends_are_remembered(monkeypatch: pytest.MonkeyPatch) ->
         record = record.without(doomed, {each: SegmentEnd(each, 1, each) for each in doomed})
     assert sorted(record.pruned_ends) == [6, 8, 10]
     assert 12 in record.layout.all_segments  # the ones before it are gone
+
+
+def test_a_prune_says_how_many_messages_it_deletes_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    """A segment goes as a whole, so that no trim of its log tells."""
+    caplog.set_level("INFO")
+
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 2)
+        segment = world.segments.named(TOPIC, await world.layout(), 0)
+        segment.messages, segment.trimmed = 7, 3
+        await split(broker, 0)
+        await split(broker, 1)  # without messages: nothing to be told
+        assert await prune(broker) == [0, 1]
+
+    simulate(main)
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("deleted ")]
+    assert lines == [
+        "deleted 4 messages of segment://public/default/orders/0000-7fff-0 (40 bytes): the topic has no subscription",
+    ]
+
+
+def test_a_sealed_segment_is_shown_to_wait_for_its_ancestors() -> None:
+    async def main(world: World) -> None:
+        world.unread_minutes = 10
+        broker = await topic_with(world, 1)
+        controller = await broker.lead()
+        parent = world.segments.named(TOPIC, controller.layout, 0)
+        parent.messages, parent.last_append_ms = 7, world.runtime.clock.now_ms()
+        await split(broker, 0)
+        await split(broker, 1)  # empty: alone it could go at once
+        assert await prune(broker) == []
+        shown = (await broker.do(lambda _service: controller.stats()))["segments"]
+        assert shown["1"]["nextTrim"]["atMs"] == shown["0"]["nextTrim"]["atMs"] == parent.last_append_ms + 600_000
+        assert (shown["1"]["nextTrim"]["rule"], shown["1"]["nextTrim"]["messages"]) == ("unread", 0)
+
+    simulate(main)
+
+
+@pytest.mark.parametrize(
+    ("retention", "is_read", "why"),
+    [
+        (Retention(), True, "every subscription has read them"),
+        (
+            Retention(5),
+            True,
+            "every subscription has read them; the segment was sealed more than the policy's 5 minutes ago",
+        ),
+        (
+            Retention(0, 9),
+            False,
+            "no subscription wants them and they are older than 9 minutes (retention.unread_minutes)",
+        ),
+        (Retention(5), False, "the topic has no subscription; the segment was sealed more than the policy's 5 minutes ago"),
+    ],
+)
+def test_why_a_segment_goes(retention: Retention, is_read: bool, why: str) -> None:
+    assert plans_prune._reason(retention, is_read=is_read) == why
 
 
 def test_a_prune_notes_where_its_segments_ended() -> None:
