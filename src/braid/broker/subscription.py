@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 READ_RETRY_SECONDS = 1.0
+READ_QUIET_SECONDS = 60.0
+"""Between two log lines about a storage that cannot be read for the same reason: a damaged file stays so until somebody comes."""
 END_RETRY_SECONDS = 1.0
 REMEMBERED_LEAVERS = 64
 TYPE_LABELS = {
@@ -75,6 +77,8 @@ class Subscription:
         self._admission = asyncio.Lock()
         self._is_ending = False
         """The cursor is being made durable so that the end can be told."""
+        self._read_failure = ("", float("-inf"))
+        """What the log was told last, and until when that is enough."""
         self.messages_out = 0
         self.bytes_out = 0
         self.left_by: OrderedDict[str, None] = OrderedDict()
@@ -393,7 +397,11 @@ class Subscription:
 
     def read_failed(self, error: BraidError) -> None:
         """Storage could not be read: say so and try again in a while."""
-        log.warning("reading %s for subscription %s failed: %s", self.topic.name, self.name, error)
+        told, quiet_until = self._read_failure
+        now = self.topic.clock.monotonic()
+        if str(error) != told or now >= quiet_until:
+            self._read_failure = (str(error), now + READ_QUIET_SECONDS)
+            log.warning("reading %s for subscription %s failed: %s", self.topic.name, self.name, error)
         if not self.topic.is_closing and self.waits_to_read is None:
             self.waits_to_read = self.topic.clock.call_later(READ_RETRY_SECONDS, self._read_again)
 

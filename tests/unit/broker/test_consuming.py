@@ -944,6 +944,26 @@ async def test_a_broker_that_stops_tells_its_clients_and_answers_no_more(
 
 
 @pytest.mark.parametrize("sub_type", [EXCLUSIVE, SHARED])
+async def test_a_read_that_goes_on_failing_is_logged_once_a_minute(
+    world: Any, sub_type: SubType, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A damaged ledger stays so until somebody comes, and it is tried every second."""
+    broker = await world.broker(NO_CACHE)
+    await filled(broker, 5)
+    client = await broker.client()
+    world.ledgers.is_unreadable = True
+    await client.subscribe(TOPIC, sub_type=sub_type, initial=EARLIEST, permits=100)
+    await client.settle()
+    for _second in range(70):
+        await world.advance(1)
+        await client.settle()
+    assert caplog.text.count("for subscription sub failed") == 2
+    world.ledgers.is_unreadable = False
+    await world.advance(1)
+    await client.messages(5)
+
+
+@pytest.mark.parametrize("sub_type", [EXCLUSIVE, SHARED])
 async def test_a_failing_read_is_tried_again_and_loses_nothing(world: Any, sub_type: SubType) -> None:
     broker = await world.broker(NO_CACHE)
     positions = await filled(broker, 5)
