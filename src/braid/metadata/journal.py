@@ -105,7 +105,7 @@ def decode_row(data: bytes, where: str) -> Row:
     """The row, or StoreMismatch if a byte of it changed since it was written."""
     body = data[4:]
     if len(data) < 5 or crc32c(body) != int.from_bytes(data[:4], "big"):
-        raise StoreMismatch(f"{where} is damaged: a record fails its checksum. Restore the data directory from a backup.")
+        raise StoreMismatch(f"{where} is damaged: it fails its checksum. Restore the data directory from a backup.")
     try:
         return _decoder.decode(body)
     except msgspec.DecodeError as exc:

@@ -189,7 +189,7 @@ class SqliteJournal:
     def _rows(self, db: sqlite3.Connection) -> Iterator[Row]:
         where = f"The metadata store {self._path}"
         for key, body in db.execute("SELECT key, body FROM record WHERE key <> ''"):
-            row = decode_row(body, where) if isinstance(body, bytes) else None
+            row = decode_row(body, f"{where}, record {key!r},") if isinstance(body, bytes) else None
             if row is None or row[0] != key:
                 raise StoreMismatch(f"{where} is damaged: the record {key!r} is not what was stored under its key.")
             yield row
