@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 READ_RETRY_SECONDS = 1.0
 READ_QUIET_SECONDS = 60.0
-"""Between two log lines about a storage that cannot be read for the same reason: a damaged file stays so until somebody comes."""
+"""Between two log lines about reads that fail for the same reason: a damaged file stays so until somebody comes."""
 END_RETRY_SECONDS = 1.0
 REMEMBERED_LEAVERS = 64
 TYPE_LABELS = {
