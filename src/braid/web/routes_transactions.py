@@ -13,7 +13,7 @@ from typing import Any
 
 from braid.client.admin_transaction_types import TransactionAcks, TransactionInfo, TransactionWrites
 from braid.client.admin_transactions import DEFAULT_LIMIT, MAX_LIMIT
-from braid.errors import InvalidArgument, TransactionNotFound
+from braid.errors import InvalidArgument, StoreMismatch, TransactionNotFound
 from braid.model.txn import TxnId
 from braid.txn.records import position_text, text_position
 from braid.txn.store import Header, StoredOp
@@ -52,7 +52,11 @@ def transaction_calls(admin: Admin) -> Calls:
         for number, header in enumerate(headers[: ask.query["limit"]], 1):
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
-            ops = await transactions.store.ops(header.root, left + 1)
+            try:
+                ops = await transactions.store.ops(header.root, left + 1)
+            except StoreMismatch:  # told to who asks for this one
+                found.append(shown(header, [], now_ms, is_complete=False))
+                continue
             found.append(shown(header, ops[:left], now_ms, is_complete=len(ops) <= left))
             left = max(0, left - len(ops))
         return found

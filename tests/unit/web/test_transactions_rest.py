@@ -11,10 +11,11 @@ import pytest
 
 import braid
 from braid.broker.transactions import Transactions
+from braid.metadata.api import Span
 from braid.model.txn import TxnId
 from braid.testing.broker import BackgroundBroker
 from braid.testing.clock import ManualClock
-from braid.txn.records import TxnOp
+from braid.txn.records import TxnOp, ops_of
 from braid.web import routes_transactions
 
 ROOT = "/admin/v3/transactions"
@@ -292,3 +293,21 @@ def test_any_broker_answers_for_all() -> None:
 
 async def _urls(several: BackgroundBroker) -> list[str]:
     return [node.http_url for node in several.broker.nodes]
+
+
+def test_an_operation_that_cannot_be_read_does_not_hide_the_others(broker: BackgroundBroker, http: httpx.Client) -> None:
+    bad, good = begin(broker), begin(broker, 4)
+    note(broker, bad, write(SEGMENT, "1:2"))
+    note(broker, good, write(SEGMENT, "1:3"))
+
+    async def spoil() -> None:
+        store = transactions(broker).store.metadata
+        async for record in store.scan(Span(ops_of(bad)), partition=str(bad), fresh=True):
+            await store.put(record.key, b"[]", partition=str(bad))
+
+    broker.run(spoil())
+    shown = {each["transaction"]: each for each in found(http.get(ROOT))}
+    assert shown.keys() == {str(bad), str(good)}
+    assert [shown[str(each)]["isComplete"] for each in (bad, good)] == [False, True]
+    refused(http.get(path(bad)), 503, "/txn-op/", "cannot be read")
+    assert http.delete(path(bad)).status_code == 204
