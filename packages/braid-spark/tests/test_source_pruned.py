@@ -25,7 +25,7 @@ from braid_spark.reads import ClusterReads
 
 TOPIC = "topic://public/default/orders"
 COMMAND = [sys.executable, "-m", "braid.cli.main", "standalone", "--port", "0", "--http-port", "0"]
-SETTINGS = {"BRAID__SCALABLE_TOPICS__PRUNE_SECONDS": "0.1"}
+SETTINGS = {"BRAID__SCALABLE_TOPICS__PRUNE_SECONDS": "0.1", "BRAID__RETENTION__UNREAD_MINUTES": "0"}
 
 
 class Broker:
