@@ -30,11 +30,13 @@ class AckListener(Protocol):
 class AckRequest:
     """One acknowledgment that waits for its answer."""
 
-    __slots__ = ("acks", "done", "held", "is_cumulative", "txn", "unwritten")
+    __slots__ = ("acks", "done", "held", "is_cumulative", "since", "txn", "unwritten")
 
-    def __init__(self, txn: TxnId, acks: Sequence[Ack], *, is_cumulative: bool) -> None:
+    def __init__(self, txn: TxnId, acks: Sequence[Ack], since: float, *, is_cumulative: bool) -> None:
         self.txn = txn
         self.acks = acks
+        self.since = since
+        """When it came, on the monotonic clock."""
         self.is_cumulative = is_cumulative
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.done.add_done_callback(lambda done: done.cancelled() or done.exception())  # who asked may be gone

@@ -113,7 +113,7 @@ class MetadataPendingAckStore:
 
     def begin(self, txn: TxnId, acks: Sequence[Ack], *, cumulative: bool) -> asyncio.Future[None]:
         """`acknowledge`, of which the hold in memory begins before this returns."""
-        request = AckRequest(txn, self._naming(acks, cumulative), is_cumulative=cumulative)
+        request = AckRequest(txn, self._naming(acks, cumulative), self._clock.monotonic(), is_cumulative=cumulative)
         if self._is_closed:
             request.done.set_exception(NotReady(f"The segment {self.segment} is being closed; look it up again."))
             return request.done
@@ -181,7 +181,7 @@ class MetadataPendingAckStore:
             root = await self._stored.header(request.txn.root)
             if root is not None and not root.is_decider:
                 raise not_open(request.txn, None)
-        until = self._clock.monotonic() + SETTLE_SECONDS
+        until = request.since + SETTLE_SECONDS
         while True:
             news = self._news
             try:
@@ -243,19 +243,14 @@ class MetadataPendingAckStore:
 
     async def _hold_group(self, root: TxnId, state: AckRoot, group: list[AckRequest]) -> None:
         """Accept or refuse the acknowledgments that came while the group before them was under way."""
-        judged = 0
-        for request in list(group):
-            if (judged := judged + len(request.acks)) > CHECKED_AT_ONCE:
-                judged = 0
-                await asyncio.sleep(0)
-            try:
-                await self._judge(request, state)  # again: what it repeats may have been refused meanwhile
-            except BraidError as error:
-                group.remove(request)
-                self._refuse([request], error)
+        everybody = list(group)
         ops: list[StoredOp] = []
-        state.is_accepting = True
         try:
+            await self._judge_all(group, state)
+            if self._is_closed:  # some waited: `drain` has not, and what is written now would be a later subscription's
+                self._refuse(group, self._closing())
+                return
+            state.is_accepting = True
             if any(request.unwritten for request in group):
                 await self._stored.accept(root, state, group, ops)
         except LedgerFenced as error:
@@ -268,7 +263,20 @@ class MetadataPendingAckStore:
             answer(group, None)
         finally:
             state.is_accepting = False
-            answer(group, self._closing())  # whoever was not told: this ends before its time
+            answer(everybody, self._closing())  # whoever was not told: this ends before its time
+
+    async def _judge_all(self, group: list[AckRequest], state: AckRoot) -> None:
+        """Leave those that may be held; the others get their answer."""
+        judged = 0
+        for request in list(group):
+            if (judged := judged + len(request.acks)) > CHECKED_AT_ONCE:
+                judged = 0
+                await asyncio.sleep(0)
+            try:
+                await self._judge(request, state)  # again: what it repeats may have been refused meanwhile
+            except BraidError as error:
+                group.remove(request)
+                self._refuse([request], error)
 
     async def _undo(self, root: TxnId, state: AckRoot, group: list[AckRequest], ops: list[StoredOp], why: BraidError) -> None:
         """Refuse a group: its ops go first. If it is not certain that they are gone, and that none comes late, what it holds
