@@ -320,31 +320,35 @@ class TransactionCoordinator:
     async def recount(self) -> None:
         """Learn what other brokers began and ended."""
         async with self._counting:
-            self._begun.clear()
-            self._ended.clear()
-            found: dict[int, dict[TxnId, None]] = {}
-            async for root in self._store.open_roots():
-                found.setdefault(root.most, {})[root] = None
-            for root in self._begun:
-                found.setdefault(root.most, {})[root] = None
-            for root in self._ended:
-                found.get(root.most, {}).pop(root, None)
-            self._open = found
-            self._begun.clear()
-            self._ended.clear()
-            self._counted_at = self._clock.monotonic()
+            await self._count()
+
+    async def _count(self) -> None:
+        self._begun.clear()
+        self._ended.clear()
+        found: dict[int, dict[TxnId, None]] = {}
+        async for root in self._store.open_roots():
+            found.setdefault(root.most, {})[root] = None
+        for root in self._begun:
+            found.setdefault(root.most, {})[root] = None
+        for root in self._ended:
+            found.get(root.most, {}).pop(root, None)
+        self._open = found
+        self._begun.clear()
+        self._ended.clear()
+        self._counted_at = self._clock.monotonic()
 
     async def _admit(self, coordinator: int) -> None:
         if self._has_room(coordinator):
             return
-        if self._counted_at is None or self._clock.monotonic() - self._counted_at >= RECOUNT_SECONDS:
-            await self.recount()
-            if self._has_room(coordinator):
-                return
-        raise Overloaded(
-            f"The transaction coordinator {coordinator} has {self._config.max_open_per_coordinator} open transactions"
-            " (transactions.max_open_per_coordinator); end some, or begin this one later."
-        )
+        async with self._counting:
+            # Asked in turn: a count reads every open transaction, and the first one's is as good for all others.
+            if self._counted_at is None or self._clock.monotonic() - self._counted_at >= RECOUNT_SECONDS:
+                await self._count()
+        if not self._has_room(coordinator):
+            raise Overloaded(
+                f"The transaction coordinator {coordinator} has {self._config.max_open_per_coordinator} open transactions"
+                " (transactions.max_open_per_coordinator); end some, or begin this one later."
+            )
 
     def _has_room(self, coordinator: int) -> bool:
         taken = len(self._open.get(coordinator, ())) + self._beginning.get(coordinator, 0)

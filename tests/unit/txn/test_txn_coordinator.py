@@ -187,6 +187,26 @@ async def test_what_other_brokers_began_is_counted() -> None:
             await two.begin()
 
 
+async def test_those_that_are_refused_at_the_same_time_share_a_count() -> None:
+    """A count reads every open transaction of the cluster."""
+    async with brokers(config=TransactionConfig(max_open_per_coordinator=3)) as (bench,):
+        for _ in range(3):
+            await bench.begin()
+        counts, scan = 0, bench.store.open_roots
+
+        async def counted() -> AsyncIterator[TxnId]:
+            nonlocal counts
+            counts += 1
+            await asyncio.sleep(0)  # as where there are thousands
+            async for root in scan():
+                yield root
+
+        bench.store.open_roots = counted  # type: ignore[method-assign]
+        results = await asyncio.gather(*[bench.begin() for _ in range(20)], return_exceptions=True)
+        assert all(isinstance(each, Overloaded) for each in results)
+        assert counts == 1
+
+
 async def test_refused_begins_leave_no_count(bench: Bench) -> None:
     await bench.begin()
     bench.faulty.is_cut = True
