@@ -257,7 +257,7 @@ class LocalSegments:
             end=None if last is None else SegmentEnd(topic.log.last_index + 1, *last),
             blocked_by={name: tuple(held) for name, each in subscriptions.items() if (held := held_up_by(topic, each))}
             | {name: (each,) for name, each in unread.items()},
-            undecided=len(topic.transactions.open_transactions()),
+            undecided=topic.transactions.undecided,
             last_append_ms=topic.log.last_append_ms,
             next_trim=topic.log.next_trim(),
         )

@@ -75,7 +75,7 @@ class SegmentStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     blocked_by: dict[str, tuple[BlockedBy, ...]] = {}
     """By subscription, if it is held up here: open transactions."""
     undecided: int = 0
-    """Transactions with writes here that are not decided yet."""
+    """Transactions that wrote here, or were about to, and are not decided yet."""
     last_append_ms: int = 0
     """When its last entry was stored; 0 if it has none."""
     next_trim: NextTrim = NextTrim()

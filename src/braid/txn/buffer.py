@@ -96,6 +96,12 @@ class MetadataTransactionBuffer:
             if not held.is_decided and any(writes.entries or writes.is_vague for writes in held.writes.values())
         ]
 
+    @property
+    def undecided(self) -> int:
+        """Undecided transactions with ops here, whether or not there are entries under them: without the log they would be
+        aborted."""
+        return sum(not held.is_decided for held in self._held.values())
+
     # Writing.
 
     async def authorise(self, txn: TxnId, entries: int) -> WritePermit:

@@ -216,6 +216,49 @@ async def test_nothing_is_held_of_entries_the_log_did_not_take(bench: Bench, own
     assert owner.buffer.in_flight == 0 and owner.buffer.open_transactions() == [] and owner.decisions.held == 0
 
 
+@pytest.mark.req("R473-2")
+async def test_an_op_without_entries_keeps_its_segment_too(bench: Bench) -> None:
+    """Whoever deletes a segment aborts the transactions that have write ops there, entries or not."""
+    log = Log()
+    first = Owner(bench, log)
+    await first.append(None)
+    txn = await bench.begin()
+    await first.buffer.authorise(txn, 1)
+    assert first.buffer.undecided == 1
+    await first.close()  # before the append
+    second = Owner(bench, log)
+    second.decisions.start()
+    await second.buffer.recover()
+    assert second.visible() == [0] and second.buffer.open_transactions() == []
+    assert second.buffer.undecided == 1
+    await bench.coordinator.end(txn, commit=True)
+    await second.settle()
+    assert second.buffer.undecided == 0
+    await second.close()
+
+
+@pytest.mark.inv("INV10", "INV13")
+async def test_an_op_stays_if_the_log_took_some_of_its_entries(bench: Bench) -> None:
+    log = Log()
+    first = Owner(bench, log)
+    txn = await bench.begin()
+    permit = await first.buffer.authorise(txn, 3)
+    log.entries.append(txn)
+    await first.buffer.appended(permit, 1)
+    first.buffer.added([Entry(7, 0, txn)])
+    assert first.buffer.in_flight == 0
+    await first.close()
+    second = Owner(bench, log)
+    second.decisions.start()
+    await second.buffer.recover()
+    assert second.visible() == []
+    await bench.coordinator.end(txn, commit=False)
+    await second.settle()
+    assert second.visible() == []
+    assert await aborted(bench) == {txn: "7:0"}
+    await second.close()
+
+
 @pytest.mark.inv("INV12")
 @pytest.mark.parametrize("is_in_doubt", [True, False])
 async def test_a_failed_append_is_pinned_at_its_floor_while_it_may_be_stored(
