@@ -311,11 +311,12 @@ class Topic(TopicProducers):
                     raise SubscriptionNotFound(
                         f"The subscription {name} of {self.name} does not exist and may not be created by a consumer."
                     )
+                # Its name may have been another's, whose end was interrupted. First, or whoever loads the topic in between
+                # takes that one's acknowledgments for this one's.
+                await self.service.transactions.store.purge_subscription(str(self.name), name, self.log.check_owner)
                 cursor = await self.log.open_cursor(
                     name, initial="earliest" if initial == EARLIEST else "latest", properties=properties or {}
                 )
-                # Its name may have been another's, whose end was interrupted.
-                await self.service.transactions.store.purge_subscription(str(self.name), name, self.log.check_owner)
             else:
                 cursor = self.log.non_durable_cursor(name, self._start_of(start, initial))
             subscription = self.subscriptions[name] = Subscription(self, name, cursor, is_durable=is_durable)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from braid.broker.topic import Topic
-from braid.errors import NotReady
+from braid.errors import NotReady, StoreUnavailable
 from braid.managedledger.config import ManagedLedgerConfig
 from braid.model.ackset import to_words
 from braid.model.positions import EARLIEST as FIRST
@@ -18,7 +18,7 @@ from braid.runtime.plans import Moment, watching
 from braid.testing.raw_client import RawClient, id_of, position_of
 from braid.txn import records
 from braid.txn.records import TxnOp
-from braid.txn.store import StoredOp
+from braid.txn.store import StoredOp, TransactionStore
 from braid.wire import requests
 from braid.wire.client import Delivery
 from braid.wire.types import InitialPosition, SubType
@@ -437,6 +437,36 @@ async def test_a_new_subscription_does_not_get_the_acks_of_an_old_one(world: Any
     await broker.service.transactions.store.append_op(txn, op)  # left by an interrupted delete
     await client.subscribe(TOPIC, "again", consumer_id=2, initial=EARLIEST)
     assert await ops(broker, "again") == []
+
+
+async def test_a_new_subscription_that_is_made_in_two_attempts_does_not_get_the_acks_of_an_old_one(
+    world: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cursor is there only when they are gone: whoever loads the topic takes what it finds for the cursor's own."""
+    broker, client, positions = await begun(world)
+    txn = await client.begin()
+    op = TxnOp(
+        kind="ack",
+        segment=TOPIC,
+        subscription="again",
+        position=str(positions[0]),
+        incarnation=broker.topic(TOPIC).log.incarnation,
+    )
+    await broker.service.transactions.store.append_op(txn, op)  # left by an interrupted delete
+    with monkeypatch.context() as patch:
+
+        async def away(*_anything: object) -> None:
+            raise StoreUnavailable("The store is away.")
+
+        patch.setattr(TransactionStore, "purge_subscription", away)
+        topic = broker.topic(TOPIC)
+        with pytest.raises(StoreUnavailable):
+            await topic.subscription("again", is_durable=True, start=None, initial=FIRST)
+    await broker.service.unload(topic)
+    late = await broker.client()
+    await late.subscribe(TOPIC, "again", consumer_id=2, initial=EARLIEST, permits=100)
+    await client.end(txn, commit=True)
+    assert [at(each) for each in await late.messages(len(positions))] == positions
 
 
 async def test_a_closed_topic_waits_for_no_decision(world: Any) -> None:
