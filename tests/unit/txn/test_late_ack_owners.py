@@ -12,6 +12,7 @@ from tests.unit.txn.test_pending_acks import ENTRIES, Owner, later
 
 from braid.errors import LedgerFenced, NotReady
 from braid.model.txn import TxnId
+from braid.txn.store import Header
 
 
 @pytest.fixture
@@ -130,3 +131,22 @@ async def test_a_reset_does_not_wait_for_a_cursor_that_has_more_gaps_than_it_sto
     await later(bench, 10)
     assert resetting.done() and resetting.exception() is None
     assert await owner.ops() == 0 and owner.acked() == [] and owner.decisions.held == 0
+
+
+@pytest.mark.inv("INV2")
+async def test_a_new_owner_reads_headers_afresh(bench: Bench, late: Owner) -> None:
+    """Its copy of the store may be behind, and an op whose header is gone counts for nothing."""
+    txn = await bench.begin()
+    await late.ack(txn, 2)
+    late.decisions.kill()
+    read = bench.store.header
+
+    async def behind(root: TxnId, *, fresh: bool = False) -> Header | None:
+        return await read(root, fresh=True) if fresh else None
+
+    bench.store.header = behind  # type: ignore[method-assign]
+    owner = await succeeded(bench, late)
+    await later(bench, 3)
+    await bench.coordinator.end(txn, commit=True)
+    await later(bench, 3)
+    await check_kept(owner, 2)

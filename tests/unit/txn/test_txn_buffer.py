@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from typing import NamedTuple
@@ -16,11 +17,12 @@ from braid.model.txn import TxnId
 from braid.runtime.plans import watching
 from braid.runtime.tasks import Tasks
 from braid.testing.faulty_metadata import Fault
+from braid.txn import buffer
 from braid.txn.buffer import MetadataTransactionBuffer
 from braid.txn.decisions import Decisions
 from braid.txn.held_writes import WritePermit
 from braid.txn.records import AbortedTxn, text_position
-from braid.txn.store import StoredOp
+from braid.txn.store import Header, StoredOp
 
 
 class Entry(NamedTuple):
@@ -369,6 +371,69 @@ async def test_one_that_lost_the_log_while_it_loads_takes_nothing_over(bench: Be
     await first.close()
 
 
+@pytest.mark.inv("INV2")
+@pytest.mark.parametrize("commit", [True, False])
+async def test_a_new_owner_reads_headers_afresh(bench: Bench, commit: bool) -> None:
+    """Its copy of the store may be behind, and an op whose header is gone counts for nothing."""
+    log = Log()
+    first = Owner(bench, log)
+    txn = await bench.begin()
+    await first.append(txn)
+    await first.close()
+    read = bench.store.header
+
+    async def behind(root: TxnId, *, fresh: bool = False) -> Header | None:
+        return await read(root, fresh=True) if fresh else None
+
+    bench.store.header = behind  # type: ignore[method-assign]
+    second = Owner(bench, log)
+    second.decisions.start()
+    await second.buffer.recover()
+    await second.settle()
+    assert second.visible() == []
+    await bench.coordinator.end(txn, commit=commit)
+    await second.settle()
+    assert second.visible() == [0] * commit
+    assert await aborted(bench) == ({} if commit else {txn: "7:0"})
+    await second.close()
+
+
+@pytest.mark.inv("INV2", "INV12")
+@pytest.mark.parametrize("commit", [True, False])
+async def test_what_is_decided_during_the_takeover_is_done_once_everything_is_known(
+    bench: Bench, commit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outcome comes while half of a transaction's ops are known; it is told once."""
+    log = Log()
+    first = Owner(bench, log)
+    txn, count = await bench.begin(), 200
+    for _number in range(count):
+        await first.append(txn)
+    await first.close()
+    monkeypatch.setattr(buffer, "RECOVERED_AT_ONCE", 1)  # so that it takes longer than materialising would
+    second = Owner(bench, log)  # nobody reconciles
+    take, known = second.buffer._recovered, 0
+
+    def recovered(op: StoredOp, header: Header) -> None:
+        nonlocal known
+        known += 1
+        if known == count // 2:
+            state = "COMMITTED" if commit else "ABORTED"
+            second.buffer._decided(txn, msgspec.structs.replace(header.value, state=state, finalized_ms=1))
+        take(op, header)
+
+    monkeypatch.setattr(second.buffer, "_recovered", recovered)
+    await second.buffer.recover()
+    assert second.visible() == list(range(count)) * commit
+    async with asyncio.timeout(10):
+        while second.buffer._held:  # noqa: ASYNC110 - it is a dict
+            await asyncio.sleep(0)
+    assert second.visible() == list(range(count)) * commit
+    assert await bench.store.writes_in(SEGMENT) == []
+    assert await aborted(bench) == ({} if commit else {txn: f"7:{count - 1}"})
+    await second.close()
+
+
 @pytest.mark.inv("INV2", "INV13")
 async def test_what_a_former_owner_finishes_while_the_next_one_loads_stays_hidden(rivals: tuple[Bench, Bench]) -> None:
     """Ops are listed before aborted records are: the former owner writes the record and deletes the ops at any moment."""
@@ -426,6 +491,37 @@ async def test_a_late_former_owner_does_not_lower_what_the_next_one_wrote_down(r
     assert await aborted(bench) == {} and not second.buffer.is_aborted(txn)
     await first.close()
     await second.close()
+
+
+@pytest.mark.inv("INV12")
+@pytest.mark.parametrize("way", ["an unknown append", "relist"])
+async def test_a_late_former_owner_deletes_no_op_of_the_next_one(rivals: tuple[Bench, Bench], way: str) -> None:
+    """It looks for ops that it has not heard of, and finds some that cover entries it does not know."""
+    late, bench = rivals
+    log = Log()
+    txn = await bench.begin()
+    first = Owner(late, log)
+    if way == "an unknown append":
+        late.faulty.plan(Fault.UNKNOWN_DROPPED, "append")
+        with pytest.raises(StoreError):
+            await first.append(txn)
+    bench.faulty.faults.watch_drop = 1.0  # the next owner does not hear of the outcome
+    second = Owner(bench, log)
+    await second.buffer.recover()
+    await second.append(txn)
+    await bench.coordinator.end(txn, commit=False)
+    if way == "relist":
+        with pytest.raises(LedgerFenced):
+            await first.buffer.relist()
+    first.decisions.start()
+    await first.settle()
+    assert len(await bench.store.writes_in(SEGMENT)) == 1
+    await second.close()
+    third = Owner(bench, log)
+    await third.buffer.recover()
+    assert third.visible() == []
+    await first.close()
+    await third.close()
 
 
 @pytest.mark.inv("INV12", "INV13")

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tests.unit.txn.coordination_bench import SEGMENT, Bench, ack, brokers, write
 
-from braid.errors import BraidError, LedgerFenced, VersionConflict
+from braid.errors import BraidError, LedgerFenced, StoreUnavailable, VersionConflict
 from braid.metadata.api import IndexSpan, MetadataStore, Put, Span, Synced
 from braid.metadata.backends import embedded, memory
 from braid.metadata.engine import Engine
@@ -312,6 +312,48 @@ async def test_purging_a_log_takes_nothing_from_one_made_while_it_is_listed(
     found = await bench.store.header(ROOT, fresh=True)
     assert found is not None
     assert found.value.is_open
+
+
+@pytest.mark.inv("INV12")
+async def test_purging_a_subscription_takes_nothing_from_an_owner_that_comes_before_it_is_listed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose the log is is asked after the listing: what the next owner accepted before that is known to be its own."""
+    is_owner, listed = True, bench.store.acks_in
+
+    async def taken_over(segment: str, subscription: str) -> list[StoredOp]:
+        nonlocal is_owner
+        is_owner = False
+        await bench.store.append_op(ROOT, ack(subscription, segment))
+        return await listed(segment, subscription)
+
+    async def check_owner() -> None:
+        if not is_owner:
+            raise LedgerFenced("The log was taken over.")
+
+    monkeypatch.setattr(bench.store, "acks_in", taken_over)
+    with pytest.raises(LedgerFenced):
+        await bench.store.purge_subscription(SEGMENT, "s", check_owner)
+    assert len(await listed(SEGMENT, "s")) == 1
+
+
+async def test_the_ops_of_a_deleted_log_stay_until_its_transactions_are_aborted(bench: Bench) -> None:
+    """Else nobody would know any more, after a failure, that one of them must not be committed by halves."""
+    await bench.store.create_header(ROOT, header(timeout_ms=1 << 50))
+    await bench.store.append_op(ROOT, write())
+
+    async def living() -> str | None:
+        return None
+
+    async def away(_root: TxnId) -> None:
+        raise StoreUnavailable("The store is away.")
+
+    with pytest.raises(StoreUnavailable):
+        await bench.store.purge_segment(SEGMENT, living, away)
+    assert len(await bench.store.writes_in(SEGMENT)) == 1
+    await bench.store.purge_segment(SEGMENT, living, bench.coordinator.give_up)
+    assert await bench.store.writes_in(SEGMENT) == []
+    assert await bench.state(ROOT) == "ABORTED"
 
 
 @pytest.mark.req("R473-12")
