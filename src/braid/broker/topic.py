@@ -38,6 +38,7 @@ from braid.model.positions import EARLIEST, LATEST, Position
 from braid.txn.ack_recovery import recover_all
 from braid.txn.buffer import MetadataTransactionBuffer
 from braid.txn.pending_acks import MetadataPendingAckStore
+from braid.txn.store import StoredOp
 from braid.wire.encode import send_receipt
 
 if TYPE_CHECKING:
@@ -110,7 +111,8 @@ class Topic(TopicProducers):
         for name, cursor in managed.cursors.items():
             if name not in names.RESERVED_SUBSCRIPTIONS:
                 self.subscriptions[name] = Subscription(self, name, cursor, is_durable=True)
-        await recover_all(shared.store, str(self.name), self._pending_acks(), managed.check_owner, self.tasks, self.clock)
+        pending, unreadable = self._pending_acks(), managed.unreadable
+        await recover_all(shared.store, str(self.name), pending, managed.check_owner, self.tasks, self.clock, unreadable)
         await self.set_deduplication(deduplicate)
         managed.request_trim()  # now it is known what transactions need
 
@@ -354,6 +356,7 @@ class Topic(TopicProducers):
             subscription = self.subscriptions.get(name)
             if subscription is None and name in self.log.unreadable:
                 await self.log.delete_cursor(name)
+                await self._purge_acks(name)
                 return
             if subscription is None:
                 raise SubscriptionNotFound(f"The subscription {name} of {self.name} does not exist.")
@@ -374,23 +377,30 @@ class Topic(TopicProducers):
         for pending in self._pending_acks().values():
             await pending.relist()
         store = self.service.transactions.store
-        orphans = [op for op in await store.all_acks_in(str(self.name)) if op.op.subscription not in self.subscriptions]
+        orphans = [op for op in await store.all_acks_in(str(self.name)) if self._is_orphan(op)]
         if orphans:
             await self.log.check_owner()  # else they may be those of subscriptions that a later owner made
         for op in orphans:
             async with self._subscription_lock:
-                if op.op.subscription not in self.subscriptions:
+                if self._is_orphan(op):
                     await store.delete_op(op)
+
+    def _is_orphan(self, op: StoredOp) -> bool:
+        """Of no subscription, not even of one that cannot be read now."""
+        return op.op.subscription not in self.subscriptions and op.op.subscription not in self.log.unreadable
 
     async def _end_acks(self, subscription: Subscription) -> None:
         """The subscription is gone: so are the acknowledgments it would have got."""
         if subscription.pending_acks is not None:
             subscription.pending_acks.close()
             await subscription.pending_acks.drain()  # an op that is written later would be another subscription's of that name
+        await self._purge_acks(subscription.name)
+
+    async def _purge_acks(self, name: str) -> None:
         try:
-            await self.service.transactions.store.purge_subscription(str(self.name), subscription.name, self.log.check_owner)
+            await self.service.transactions.store.purge_subscription(str(self.name), name, self.log.check_owner)
         except BraidError as error:  # they count for nothing, and go when the name is used or the topic is loaded again
-            log.warning("acknowledgments of transactions in %s of %s are left: %s", subscription.name, self.name, error)
+            log.warning("acknowledgments of transactions in %s of %s are left: %s", name, self.name, error)
 
     def _pending_acks(self) -> dict[str, MetadataPendingAckStore]:
         return {name: each.pending_acks for name, each in self.subscriptions.items() if each.pending_acks is not None}

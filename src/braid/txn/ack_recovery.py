@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 
 from braid.errors import BraidError
 from braid.model.txn import TxnId
@@ -30,11 +30,12 @@ async def recover_all(
     check_owner: Callable[[], Awaitable[None]],
     tasks: Tasks,
     clock: Clock,
+    passed_over: Container[str] = (),
 ) -> None:
     """Restore the pending acknowledgments of every subscription of a segment, whose log is claimed and serves nobody yet.
 
     One listing and one look at each header found. Ops that count for nothing any more (no header, an earlier log of that name,
-    no such subscription) are deleted in the background.
+    no such subscription) are deleted in the background; those of subscriptions that are `passed_over` stay as they are.
     """
     ops = await store.all_acks_in(segment)
     headers: dict[TxnId, TxnHeader | None] = {}
@@ -42,6 +43,8 @@ async def recover_all(
     for number, op in enumerate(ops, 1):
         if number % LOOKED_AT_ONCE == 0:
             await asyncio.sleep(0)
+        if (op.op.subscription or "") in passed_over:
+            continue
         groups.setdefault((op.op.subscription or "", op.txn.root), []).append(op)
         if op.txn.root not in headers:
             found = await store.header(op.txn.root, fresh=True)

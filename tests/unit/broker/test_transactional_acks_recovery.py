@@ -11,6 +11,7 @@ from braid.broker.topic import Topic
 from braid.errors import NotReady, StoreUnavailable
 from braid.managedledger.config import ManagedLedgerConfig
 from braid.model.ackset import to_words
+from braid.model.names import TopicName
 from braid.model.positions import EARLIEST as FIRST
 from braid.model.positions import Position
 from braid.model.txn import TxnId
@@ -24,6 +25,7 @@ from braid.wire.client import Delivery
 from braid.wire.types import InitialPosition, SubType
 
 TOPIC = "persistent://public/default/acks-recovery"
+CURSOR = "/managed-ledgers/public/default/persistent/acks-recovery/sub"
 EARLIEST = InitialPosition.EARLIEST
 CONFLICT = 23
 
@@ -467,6 +469,49 @@ async def test_a_new_subscription_that_is_made_in_two_attempts_does_not_get_the_
     await late.subscribe(TOPIC, "again", consumer_id=2, initial=EARLIEST, permits=100)
     await client.end(txn, commit=True)
     assert [at(each) for each in await late.messages(len(positions))] == positions
+
+
+@pytest.mark.inv("INV12")
+async def test_what_a_subscription_holds_outlives_a_cursor_that_cannot_be_read_for_a_while(world: Any, until: Any) -> None:
+    """Everything is kept for it until its record is repaired, and what committed transactions acknowledged is part of that."""
+    broker, client, positions = await begun(world)
+    committed, still_open = await client.begin(), await client.begin()
+    await client.acked(positions[0], txn=committed)
+    await client.acked(positions[1], txn=still_open)
+    store, name = broker.service.transactions.store, TopicName.parse(TOPIC)
+    topic = broker.topic(TOPIC)
+    await broker.service.unload(topic)
+    found = await store.metadata.get(CURSOR)
+    assert found is not None
+    await store.metadata.put(CURSOR, b"nonsense")
+    client = await broker.client()
+    await client.end(committed, commit=True)
+    await client.producer(TOPIC)
+    assert "sub" in broker.topic(TOPIC).log.unreadable
+    await broker.service.segments.settle(name)
+    await client.settle()
+    assert len(await ops(broker)) == 2
+    await broker.service.unload(broker.topic(TOPIC))
+    await store.metadata.put(CURSOR, found.value)
+    client = await broker.client()
+    await client.subscribe(TOPIC, initial=EARLIEST, permits=100)
+    await until(lambda: list(subscription(broker).pending_acks._roots) == [still_open])
+    assert subscription(broker).pending_acks.is_held(positions[1])
+    await client.end(still_open, commit=False)
+    assert [at(each) for each in await client.messages(len(positions) - 1)] == positions[1:]
+
+
+async def test_whoever_deletes_a_subscription_that_cannot_be_read_deletes_what_it_holds(world: Any) -> None:
+    broker, client, positions = await begun(world)
+    txn = await client.begin()
+    await client.acked(positions[0], txn=txn)
+    topic = broker.topic(TOPIC)
+    await broker.service.unload(topic)
+    await broker.service.transactions.store.metadata.put(CURSOR, b"nonsense")
+    client = await broker.client()
+    await client.producer(TOPIC)
+    await broker.topic(TOPIC).delete_subscription("sub")
+    assert await ops(broker) == []
 
 
 async def test_a_closed_topic_waits_for_no_decision(world: Any) -> None:
