@@ -47,7 +47,7 @@ async def recover_all(
             continue
         groups.setdefault((op.op.subscription or "", op.txn.root), []).append(op)
         if op.txn.root not in headers:
-            found = await store.header(op.txn.root, fresh=True)
+            found = await store.header_of_ops(op.txn.root)
             headers[op.txn.root] = None if found is None else found.value
     if ops:
         await check_owner()  # else what a later owner accepted might be among them, for subscriptions unknown here

@@ -338,7 +338,7 @@ class MetadataTransactionBuffer:
 
         async def read(root: TxnId) -> None:
             try:
-                found[root] = await self._store.header(root, fresh=True)
+                found[root] = await self._store.header_of_ops(root)
             except BraidError as error:
                 failures.append(error)
 

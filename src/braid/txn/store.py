@@ -63,6 +63,16 @@ class TransactionStore:
         found = await self.metadata.get(records.header_key(root), partition=str(root), fresh=fresh)
         return None if found is None else _header(found)
 
+    async def header_of_ops(self, root: TxnId) -> Header | None:
+        """The header of a transaction whose ops were found, fresh. One that cannot be read counts as open: what belongs to it
+        is held until it is repaired, and nothing else is."""
+        try:
+            return await self.header(root, fresh=True)
+        except StoreMismatch as error:
+            log.error("what the transaction %s wrote or acknowledged waits until its record is repaired: %s", root, error)
+            now = self._clock.now_ms()
+            return Header(root, TxnHeader(state="OPEN", timeout_ms=now, created_ms=now), ABSENT)
+
     async def create_header(self, root: TxnId, value: TxnHeader) -> Header:
         """Raises VersionConflict if there is one."""
         made = await self._put(root, value, ABSENT)

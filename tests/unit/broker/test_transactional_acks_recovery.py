@@ -501,6 +501,42 @@ async def test_what_a_subscription_holds_outlives_a_cursor_that_cannot_be_read_f
     assert [at(each) for each in await client.messages(len(positions) - 1)] == positions[1:]
 
 
+@pytest.mark.inv("INV12", "INV13")
+@pytest.mark.parametrize("commit", [True, False])
+async def test_a_transaction_that_cannot_be_read_holds_only_what_is_its_own_until_it_is_repaired(
+    world: Any, until: Any, commit: bool
+) -> None:
+    broker, client, positions = await begun(world)
+    await client.subscribe(TOPIC, "other", consumer_id=2, initial=EARLIEST)
+    await client.producer(TOPIC)
+    txn = await client.begin()
+    await client.acked(positions[0], txn=txn)
+    inside = await client.store(b"in", 77, txn=txn)
+    after = await client.store(b"after", 78)
+    store = broker.service.transactions.store
+    key, partition = records.header_key(txn), str(txn)
+    await broker.service.unload(broker.topic(TOPIC))
+    await client.end(txn, commit=commit)
+    found = await store.metadata.get(key, partition=partition)
+    assert found is not None
+    await store.metadata.put(key, b"nonsense", partition=partition)
+    client = await broker.client()
+    await client.subscribe(TOPIC, "other", consumer_id=2, initial=EARLIEST, permits=100)
+    assert [at(each) for each in await client.messages(len(positions))] == positions
+    topic = broker.topic(TOPIC)
+    assert subscription(broker).pending_acks.is_held(positions[0])
+    await broker.service.transactions.decisions.reconcile()
+    await broker.service.segments.settle(TopicName.parse(TOPIC))
+    assert topic.transactions.max_read_position == positions[-1] and len(await ops(broker)) == 1
+    await store.metadata.put(key, found.value, partition=partition)
+    await broker.service.transactions.decisions.reconcile()
+    expected = [inside, after] if commit else [after]
+    assert [at(each) for each in await client.messages(len(expected))] == expected
+    await settled(until, broker)
+    assert subscription(broker).cursor.is_acknowledged(positions[0]) == commit
+    await without_ops(broker)
+
+
 async def test_whoever_deletes_a_subscription_that_cannot_be_read_deletes_what_it_holds(world: Any) -> None:
     broker, client, positions = await begun(world)
     txn = await client.begin()
