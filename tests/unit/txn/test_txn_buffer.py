@@ -524,6 +524,29 @@ async def test_a_late_former_owner_deletes_no_op_of_the_next_one(rivals: tuple[B
     await third.close()
 
 
+@pytest.mark.inv("INV13")
+async def test_a_late_former_owner_shows_nothing_whose_header_is_gone(rivals: tuple[Bench, Bench]) -> None:
+    """The next owner has dealt with it, and only that one knows the outcome."""
+    late, bench = rivals
+    log = Log()
+    txn = await bench.begin()
+    first = Owner(late, log)
+    late.faulty.faults.watch_drop = 1.0
+    await first.append(txn)
+    second = Owner(bench, log)
+    second.decisions.start()
+    await second.buffer.recover()
+    await bench.coordinator.end(txn, commit=False)
+    await second.settle()
+    assert await bench.store.writes_in(SEGMENT) == []
+    await bench.store.delete_header(await bench.header(txn))
+    first.decisions.start()
+    await first.settle()
+    assert first.visible() == [] and first.readable == 0
+    await first.close()
+    await second.close()
+
+
 @pytest.mark.inv("INV12", "INV13")
 async def test_a_record_of_a_late_former_owner_is_made_to_reach_as_far_as_the_ops(rivals: tuple[Bench, Bench]) -> None:
     """It knows nothing of the next owner's entries, and the next owner ends before it has written anything down."""
