@@ -131,7 +131,7 @@ def no_young_segments() -> list[Patch]:
 
 REPAIRED: dict[int, Plant] = {
     201: Plant(
-        "the end of one waiter's patience wakes all others for ever", "W4", 8, ("limit",), shared_patience, SPIN_SECONDS
+        "the end of one waiter's patience wakes all others for ever", "W4", 73, ("limit",), shared_patience, SPIN_SECONDS
     ),
     203: Plant(
         "only a write tells an owner that it has a successor", "W11", 2, ("C1", "C6", "C7", "C18"), owners_who_do_not_look
