@@ -147,7 +147,13 @@ class BrokerConnection(asyncio.Protocol):
         events, self._later = self._later, []
         if self._is_over or not self.link.is_open:
             return
-        self._serve(events)
+        try:
+            self._serve(events)
+        except BaseException:
+            # A bug. One in `data_received` makes the loop end the connection; this one would leave it open and unread for ever.
+            self._is_over = True
+            self.link.abort()
+            raise
         if not self._later:
             self._resume_reading()
 

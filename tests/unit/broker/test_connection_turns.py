@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.steps import Steps
 
+from braid.broker.commands import SYNC_COMMANDS
 from braid.testing.raw_client import RawClient
 from braid.wire import requests
 from braid.wire.types import CommandType, InitialPosition, SubType
@@ -104,6 +105,24 @@ async def test_a_connection_that_ends_meanwhile_is_not_served(world: Any, kind: 
     assert not broker.server.connections
     other = await broker.client(answers_pings=True)
     await asked(other, 1)
+
+
+@pytest.mark.parametrize("before", [0, 200])
+async def test_a_bug_in_what_waits_ends_the_connection_as_one_in_what_is_served_at_once(
+    world: Any, until: Any, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    """Else nothing would be read from it any more, and nobody would ever notice: its client waits for its answers."""
+    broker = await world.broker()
+    client = await broker.client(answers_pings=True)
+
+    def fail(_connection: Any, _body: Any) -> None:
+        raise RuntimeError("A bug.")
+
+    monkeypatch.setitem(SYNC_COMMANDS, CommandType.FLOW, fail)
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
+    frames = [requests.partitioned_metadata(client.next_request(), TOPIC) for _number in range(before)]
+    client.send(b"".join([*frames, requests.flow(1, 1)]))
+    await until(lambda: not broker.server.connections)
 
 
 async def test_the_end_of_a_connection_with_many_watches_lets_others_have_their_turn(world: Any) -> None:
