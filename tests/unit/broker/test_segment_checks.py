@@ -1,0 +1,58 @@
+"""What an owner looks at before and after it makes, moves or shows something of a segment, each check by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.broker.test_segments import EPOCH, create, layout, made, names, put, record_of
+
+from braid.errors import TopicNotFound
+from braid.metadata.claims import StaleLeader
+from braid.model.layout import SegmentLayout
+from braid.model.names import TopicName
+
+__all__ = ["layout"]
+
+
+async def exists(broker: Any, segment: TopicName) -> bool:
+    return bool(await broker.service.logs.exists(segment.managed_ledger_name, fresh=True))
+
+
+@pytest.mark.inv("INV8")
+async def test_a_sealed_segment_whose_data_is_gone_is_not_made_again(world: Any, broker: Any, layout: SegmentLayout) -> None:
+    """It would be an active log in the place of a sealed one: never read to its end, so that its children wait for ever."""
+    await put(world, record_of(layout.split(0, 5)))
+    segment = names(layout)[0]
+    with pytest.raises(TopicNotFound, match="sealed"):
+        await create(broker, segment, subscriptions={"sub": "earliest"})
+    assert not await exists(broker, segment)
+    assert str(segment) not in broker.service.topics
+
+
+@pytest.mark.inv("INV4", "INV5")
+@pytest.mark.parametrize(
+    ("meanwhile", "stays"),
+    [
+        pytest.param({"gone": True}, False, id="the topic is deleted"),
+        pytest.param({"incarnation": "incarnation-2", "leader_epoch": EPOCH + 1}, False, id="another topic has the name"),
+        pytest.param({"leader_epoch": EPOCH + 1}, True, id="a successor leads the same topic"),
+    ],
+)
+async def test_what_a_late_creation_made_is_in_nobodys_way(
+    world: Any, broker: Any, layout: SegmentLayout, monkeypatch: pytest.MonkeyPatch, meanwhile: dict[str, Any], stays: bool
+) -> None:
+    """The leader that asked is deposed between the owner's check and the log: what was made goes, unless it is another's."""
+    segment, logs = names(layout)[0], broker.service.logs
+    honest = logs.create
+
+    async def held_up(name: str, properties: Any = None) -> bool:
+        found: bool = await honest(name, properties)
+        await made(broker)._topic(segment, properties["braid.incarnation"])  # loaded as what it was made for
+        await put(world, None if "gone" in meanwhile else record_of(layout, **meanwhile))
+        return found
+
+    monkeypatch.setattr(logs, "create", held_up)
+    with pytest.raises(TopicNotFound if "gone" in meanwhile else StaleLeader):
+        await create(broker, segment)
+    assert await exists(broker, segment) is stays
