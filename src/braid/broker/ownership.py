@@ -238,7 +238,16 @@ class Ownership:
                 raise _unloading(bundle, namespace) from None
         if held.is_unloading:
             raise _unloading(bundle, namespace)
-        await self.holdings.give_up(held, lambda: self._namespaces.split_bundle(namespace, bundle))
+        is_split = False
+
+        async def replace() -> None:
+            nonlocal is_split
+            await self._namespaces.split_bundle(namespace, bundle)
+            is_split = True
+
+        await self.holdings.give_up(held, replace)
+        if not is_split:
+            raise NotReady(f"The bundle {bundle} of {namespace} was not split: its lock was lost just then; try again.")
 
     async def forget(self, namespace: NamespaceName) -> None:
         """The namespace is gone: so is what this broker holds of it."""

@@ -87,6 +87,20 @@ async def test_a_split_that_meets_an_unload_is_not_forgotten(world: Any, until: 
     assert BUNDLES[0] not in await broker.ownership.bundles(PUBLIC)
 
 
+async def test_a_split_under_a_lock_that_is_lost_is_not_said_to_be_done(world: Any) -> None:
+    """Nothing is split then: somebody else may serve the bundle. The administrator hears it, and asks again."""
+    owner = await world.broker(balance=False)
+    assert (await owner.ownership.find(topic_in(BUNDLES[0]), authoritative=True)).is_mine
+    owner._handle._lease.state = SessionState.SUSPENDED
+    with pytest.raises(NotReady, match="was not split"):
+        await owner.ownership.split(PUBLIC, BUNDLES[0])
+    assert BUNDLES[0] in await owner.ownership.bundles(PUBLIC)
+    assert owner.bundles == []
+    owner._handle._lease.state = SessionState.CONNECTED
+    await owner.ownership.split(PUBLIC, BUNDLES[0])
+    assert BUNDLES[0] not in await owner.ownership.bundles(PUBLIC)
+
+
 async def test_nobody_takes_a_bundle_while_it_is_split(world: Any) -> None:
     splitter, other = await two(world)
     topic = topic_in(BUNDLES[0])
