@@ -1,8 +1,9 @@
 """`RemoteSegments`: segments that another broker owns, reached through its Segments API (R468-8).
 
 Owns the translation between `SegmentOps` and HTTP, both ways: what the owner refuses comes back as the error it raised (a stale
-leader stays `StaleLeader`, a missing topic `TopicNotFound`), so that a controller cannot tell near from far. Everything in
-`SegmentOps` may be repeated, so a lost answer is asked for again. Bounded in time and in bytes per request (INV17).
+leader stays `StaleLeader`, a missing topic `TopicNotFound`, a copy found stale `LedgerFenced`), so that a controller cannot
+tell near from far. Everything in `SegmentOps` may be repeated, so a lost answer is asked for again. Bounded in time and in
+bytes per request (INV17).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from braid.client import operations_scalable as ops
 from braid.client.admin_scalable_types import SealedSegment, SegmentCreation
 from braid.client.admin_transport import AdminTransport, decode
 from braid.client.operation import Operation
-from braid.errors import BraidError, ConnectFailed, NotReady, RequestError, from_status
+from braid.errors import BraidError, ConnectFailed, LedgerFenced, NotReady, RequestError, from_status
 from braid.metadata.claims import StaleLeader
 from braid.model.names import Domain, TopicName
 from braid.model.positions import Position
@@ -41,7 +42,7 @@ _KNOWN: dict[str, type[BraidError]] = {
     name: each
     for name, each in vars(errors).items()
     if isinstance(each, type) and issubclass(each, RequestError) and name != "LedElsewhere"
-} | {"StaleLeader": StaleLeader}
+} | {"StaleLeader": StaleLeader, "LedgerFenced": LedgerFenced}
 
 
 class RemoteSegments:

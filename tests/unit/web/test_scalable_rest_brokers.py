@@ -207,6 +207,23 @@ async def test_remote_segments_are_like_near_ones(brokers: InProcessBroker, http
         await remote.close()
 
 
+@pytest.mark.inv("INV15")
+async def test_a_far_owner_with_a_stale_copy_is_asked_again_as_a_near_one_is(
+    brokers: InProcessBroker, http: httpx.AsyncClient
+) -> None:
+    """It drops its copy when it is asked; whoever asks need not know that it had one, wherever it is."""
+    await make(brokers, http)
+    segment, owner, other = await owned_elsewhere(brokers)
+    nodes = {node.broker_id: node.service for node in brokers.nodes}
+    stale = await nodes[owner.broker_id].topic(segment, create=True)
+    logs = nodes[other.broker_id].logs
+    await (await logs.open(segment.managed_ledger_name, stale, create=False)).close()
+    assert not stale.log.is_fenced, "nothing has told it"
+    stats = await nodes[other.broker_id].segments.stats(segment)
+    assert stats.owner == owner.broker_id
+    assert nodes[owner.broker_id].topics[str(segment)] is not stale
+
+
 async def test_segments_of_a_broker_that_does_not_answer() -> None:
     segment = TopicName.parse("segment://public/default/x/0000-7fff-0")
     dead = BrokerInfo(broker_id="localhost:1", service_url="pulsar://localhost:1", http_url="http://localhost:1")
