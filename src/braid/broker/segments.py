@@ -120,6 +120,7 @@ class LocalSegments:
         """The loaded topic of a segment, which must be that of this incarnation: the caller's check may be some time ago."""
         topic = await self._service.topic(segment, create=False)
         if segment.descriptor is not None and topic.log.properties.get(INCARNATION, "") != incarnation:
+            await topic.log.check_owner()  # else the copy is the one that is outdated
             raise StaleLeader(f"The topic of {segment} was deleted and made anew; what was asked for was another one.")
         return topic
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 from tests.unit.broker.test_segments import EPOCH, create, layout, made, names, put, record_of
 
-from braid.errors import TopicNotFound
+from braid.broker.topic_records import INCARNATION
+from braid.errors import LedgerFenced, TopicNotFound
 from braid.metadata.claims import StaleLeader
 from braid.model.layout import SegmentLayout
 from braid.model.names import TopicName
@@ -48,7 +50,7 @@ async def test_what_a_late_creation_made_is_in_nobodys_way(
 
     async def held_up(name: str, properties: Any = None) -> bool:
         found: bool = await honest(name, properties)
-        await made(broker)._topic(segment, properties["braid.incarnation"])  # loaded as what it was made for
+        await made(broker)._topic(segment, properties[INCARNATION])  # loaded as what it was made for
         await put(world, None if "gone" in meanwhile else record_of(layout, **meanwhile))
         return found
 
@@ -56,3 +58,25 @@ async def test_what_a_late_creation_made_is_in_nobodys_way(
     with pytest.raises(TopicNotFound if "gone" in meanwhile else StaleLeader):
         await create(broker, segment)
     assert await exists(broker, segment) is stays
+
+
+@pytest.mark.inv("INV5", "INV15")
+@pytest.mark.parametrize("what", ["create", "terminate"])
+async def test_a_stale_copy_of_an_earlier_topic_deposes_no_leader_of_the_later_one(
+    world: Any, broker: Any, layout: SegmentLayout, what: str
+) -> None:
+    """What is loaded is not what the leader means. That is the copy's fault, and not the leader's, if another owner has the
+    log by now: the copy is dropped, and the call made again."""
+    segment, service = names(layout)[0], broker.service
+    await create(broker, segment)
+    stale = await service.topic(segment, create=False)
+    await service.logs.delete(segment.managed_ledger_name)
+    await put(world, record_of(layout, incarnation="incarnation-2"))
+    assert not stale.log.is_fenced, "nothing has told it"
+    await service.logs.create(segment.managed_ledger_name, {INCARNATION: "incarnation-2"})
+    given: dict[str, Any] = {"subscriptions": {}, "producers": {}} if what == "create" else {"force": True}
+    call = partial(getattr(made(broker), what), segment, epoch=EPOCH, incarnation="incarnation-2", **given)
+    with pytest.raises(LedgerFenced):
+        await call()
+    await call()
+    assert (await service.topic(segment, create=False)).log.properties[INCARNATION] == "incarnation-2"
