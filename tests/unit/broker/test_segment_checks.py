@@ -6,13 +6,17 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.unit.broker.test_segments import EPOCH, create, layout, made, names, put, record_of
+from tests.unit.broker.test_segments import EPOCH, TOPIC, create, layout, made, names, put, record_of, with_handle
 
+from braid.broker.topic import Topic
 from braid.broker.topic_records import INCARNATION
-from braid.errors import LedgerFenced, TopicNotFound
+from braid.errors import LedgerFenced, NotReady, TopicNotFound
 from braid.metadata.claims import StaleLeader
 from braid.model.layout import SegmentLayout
 from braid.model.names import TopicName
+from braid.scalable.records import SubscriptionChange, SubscriptionMetadata, subscription_path
+from braid.testing.raw_client import RawClient
+from braid.wire.types import SubType
 
 __all__ = ["layout"]
 
@@ -80,3 +84,27 @@ async def test_a_stale_copy_of_an_earlier_topic_deposes_no_leader_of_the_later_o
         await call()
     await call()
     assert (await service.topic(segment, create=False)).log.properties[INCARNATION] == "incarnation-2"
+
+
+@pytest.mark.inv("INV7")
+@pytest.mark.parametrize("end", ["deleted", "being deleted"])
+async def test_a_cursor_made_while_its_subscription_was_being_deleted_goes_again(
+    world: Any, broker: Any, layout: SegmentLayout, client: RawClient, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Whoever deletes has looked at this segment already and comes no more: the cursor would keep its data for ever."""
+    segment, key = names(layout)[0], subscription_path(TOPIC, "s")
+    await create(broker, segment)
+    await with_handle(world, key, SubscriptionMetadata(type="QUEUE"))
+    doomed = SubscriptionMetadata(type="QUEUE", pending=SubscriptionChange(kind="delete", operation_id="d"))
+    topic = broker.topic(str(segment))
+    honest = Topic.subscription
+
+    async def overtaken(asked: Topic, *given: Any, **named: Any) -> Any:
+        found = await honest(asked, *given, **named)
+        await with_handle(world, key, None if end == "deleted" else doomed)
+        return found
+
+    monkeypatch.setattr(Topic, "subscription", overtaken)
+    with pytest.raises(NotReady, match="being deleted"):
+        await client.subscribe(str(segment), "s", SubType.SHARED)
+    assert topic.log.cursors == topic.subscriptions == {}
