@@ -349,3 +349,24 @@ async def test_a_former_owner_that_does_not_know_deletes_no_topic_in_use(world: 
     with pytest.raises(OwnedElsewhere):
         await former.service.delete_topic(TOPIC, force=False)
     await client.store(b"still there", 0)
+
+
+@pytest.mark.inv("INV2")
+async def test_a_topic_whose_bundle_is_lost_while_it_is_loaded_is_not_served(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock went after it was read, and nobody has taken the log over yet: no other than the registry tells."""
+    broker = await world.broker(balance=False)
+    await reopened(broker)
+    await broker.service.unload(broker.topic(str(TOPIC)))
+    honest = Topic.opened
+
+    async def opened(topic: Topic, managed: Any, **options: Any) -> None:
+        await honest(topic, managed, **options)
+        holdings = broker.ownership.holdings
+        holdings.lost(holdings.holding(PUBLIC, hash_of(TOPIC)))
+
+    monkeypatch.setattr(Topic, "opened", opened)
+    with pytest.raises(NotReady, match="moved to another broker"):
+        await broker.service.topic(TOPIC, create=False)
+    assert not broker.service.topics
