@@ -414,16 +414,23 @@ class BrokerService(ScalableTopics):
         await self.ownership.forget(namespace)
 
     async def policies_changed(self, namespace: NamespaceName) -> None:
-        """Apply a namespace's policies to its loaded topics, and to those being loaded, which may have read the old ones."""
+        """Apply a namespace's policies to its loaded topics, and to those being loaded, which may have read the old ones. Raises
+        what the first topic says that cannot follow them; the others do."""
         if loading := [load for key, load in self._loading.items() if TopicName.parse(key).namespace == namespace]:
             await asyncio.wait(loading)
         policies = await self.namespaces.policies(namespace)
         topics = [each for each in self.topics.values() if each.name.namespace == namespace and not each.is_closing]
         for topic in topics:  # first for all: the next step may fail for one
             topic.log.limits = policies.limits
+        failures: list[BraidError] = []
         for topic in topics:
             if not topic.is_closing:
-                await topic.set_deduplication(policies.deduplication)
+                try:
+                    await topic.set_deduplication(policies.deduplication)
+                except BraidError as error:  # costs this topic, and none behind it
+                    failures.append(error)
+        if failures:
+            raise failures[0]
         self._policy_watch.applied(namespace, policies.version)
 
     async def _rates_loop(self) -> None:

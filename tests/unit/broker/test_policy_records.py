@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from braid.broker.bundles import lock_key
+from braid.broker.dedup import CURSOR_NAME
 from braid.errors import StoreMismatch
 from braid.model.bundles import split_evenly
 from braid.model.names import NamespaceName, TopicName
@@ -75,3 +76,24 @@ async def test_hand_overs_of_other_bundles_go_on(world: Any, broker: Any, caplog
     await world.advance(2 * RECONCILE)
     assert bundle in other.ownership.owned().get(PUBLIC, [])
     assert not [each for each in caplog.records if "cannot be compared" in each.message]
+
+
+@pytest.mark.inv("INV15")
+async def test_a_topic_that_cannot_follow_a_policy_keeps_it_from_no_other(
+    world: Any, broker: Any, until: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What deduplication remembers of one topic cannot be read: the others of its namespace are deduplicated all the same."""
+    spoilt, other = broker.topic("persistent://public/default/t"), TopicName.parse("later")
+    await broker.service.unload(spoilt)
+    key = f"{spoilt.log._record.key}/{CURSOR_NAME}"
+    await broker.service.metadata.put(key, b"{")
+    await broker.service.topic(spoilt.name, create=False)
+    await broker.service.topic(other, create=True)
+    await broker.service.namespaces.set_policy(PUBLIC, "deduplicationEnabled", True)
+    await world.advance(2 * RECONCILE)
+    await until(lambda: broker.topic(str(other)).dedup is not None)
+    assert broker.topic(str(spoilt.name)).dedup is None
+    assert [each for each in caplog.records if "tried again" in each.message and key in each.message]
+    await broker.service.metadata.delete(key)
+    await broker.service.unload(broker.topic(str(spoilt.name)))
+    assert (await broker.service.topic(spoilt.name, create=False)).dedup is not None
