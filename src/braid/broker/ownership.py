@@ -339,7 +339,10 @@ class Ownership:
 
     async def reconcile(self) -> None:
         """Everything that watches and callbacks do, done again from what the store says."""
-        await self._registry.register()
+        try:
+            await self._registry.register()
+        except NotReady as error:  # another broker has our name; what is held here is compared all the same
+            log.warning("the broker %s is not registered: %s", self.broker_id, error)
         await self._registry.reload()
         await self._table.reload()
         for held in self.holdings.all():

@@ -414,8 +414,8 @@ class BrokerService(ScalableTopics):
         await self.ownership.forget(namespace)
 
     async def policies_changed(self, namespace: NamespaceName) -> None:
-        """Apply a namespace's policies to its loaded topics, and to those being loaded, which may have read the old ones. Raises
-        what the first topic says that cannot follow them; the others do."""
+        """Apply a namespace's policies to its loaded topics, and to those being loaded, which may have read the old ones.
+        Raises what the first topic says that cannot follow them; the others do."""
         if loading := [load for key, load in self._loading.items() if TopicName.parse(key).namespace == namespace]:
             await asyncio.wait(loading)
         policies = await self.namespaces.policies(namespace)

@@ -10,7 +10,7 @@ import pytest
 
 from braid.broker.bundles import BundleLock
 from braid.broker.ownership import BundleUnloading
-from braid.broker.registry import BrokerInfo, Registry
+from braid.broker.registry import BrokerInfo, Registry, broker_key
 from braid.errors import BraidError, NotFound, NotReady, SessionLost
 from braid.metadata.api import SessionState
 from braid.metadata.locks import ResourceLocks
@@ -309,3 +309,22 @@ async def test_a_start_that_took_longer_than_its_session_is_tried_again(world: A
     assert [each.broker_id for each in registry.live() if each.broker_id == "late:1"] == ["late:1"]
     await tasks.close()
     await locks.close()
+
+
+@pytest.mark.inv("INV15")
+async def test_a_broker_whose_name_another_one_took_goes_on_comparing_what_it_holds(world: Any) -> None:
+    """A second one was started under its name. It cannot register any more, but what it serves must not go by watches alone."""
+    broker = await world.broker(balance=False)
+    ownership, topic = broker.ownership, topic_in(BUNDLES[0])
+    assert (await ownership.find(topic, authoritative=True)).is_mine
+    namesake = await world.broker(balance=False)
+    key = broker_key(ownership.broker_id)
+    await namesake.service.metadata.delete(key)
+    await namesake.service.metadata.put(key, msgspec.json.encode(ownership.me), ephemeral=True)
+    assert not await ownership._registry._lock.check()
+    held = ownership.holdings.holding(PUBLIC, hash_of(topic))
+    held.lock.on_lost = None  # nobody tells
+    held.lock.end()
+    assert ownership.holdings.all() == [held]
+    await ownership.reconcile()
+    assert ownership.holdings.all() == []
