@@ -370,3 +370,26 @@ async def test_a_topic_whose_bundle_is_lost_while_it_is_loaded_is_not_served(
     with pytest.raises(NotReady, match="moved to another broker"):
         await broker.service.topic(TOPIC, create=False)
     assert not broker.service.topics
+
+
+@pytest.mark.inv("INV2", "INV15")
+async def test_whose_a_log_and_a_bundle_are_is_not_taken_from_a_cache(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store may answer reads that are not fresh from memory, of what was so a while ago."""
+    broker = await world.broker(balance=False)
+    stale = await reopened(broker)
+    metadata, key = broker.service.metadata, lock_key(PUBLIC, BUNDLE)
+    before = {each: await metadata.get(each, fresh=True) for each in (key, stale.log._record.key)}
+    honest = metadata.get
+
+    async def cached(asked: str, **options: Any) -> Any:
+        return before[asked] if asked in before and not options.get("fresh") else await honest(asked, **options)
+
+    monkeypatch.setattr(metadata, "get", cached)
+    await broker.service.logs._claim(stale.log._record.key, False, {})
+    with pytest.raises(LedgerFenced):
+        await stale.log.check_owner()
+    broker.ownership._locks._listeners[key].cancel()  # nobody tells it that its lock is gone
+    other = await world.broker(balance=False)
+    await other.service.metadata.delete(key)
+    with pytest.raises(NotReady):
+        await broker.ownership.confirm(TOPIC)
