@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from braid.errors import Closed, SessionLost
-from braid.metadata.api import SessionState
+from braid.metadata.api import Record, SessionState
 from braid.metadata.backends import memory
 from braid.metadata.election import LeaderElection, Leadership
 from braid.metadata.locks import LockBusy, ResourceLock, ResourceLocks
@@ -240,3 +240,50 @@ async def test_abandoned_ones_leave_their_records_to_the_session(world: EngineWo
     for key in (KEY, "/lock"):
         assert await other.get(key) is None
     assert store.session is session  # nothing of the dead used the handle any more
+
+
+async def test_a_look_at_a_lock_serves_only_those_who_asked_before_it_began(
+    world: EngineWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks afterwards has a reason to, of which that look knows nothing; but all of them share the next one."""
+    store, other = await faulty(world), await world.handle()
+    store.faults.watch_drop = 1.0
+    locks = ResourceLocks(store, world.clock, reconcile_seconds=RECONCILE)
+    lock = await locks.acquire(KEY, b"a")
+    await world.advance(RECONCILE)
+    honest, looks = store.get, 0
+    is_read, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def slow(key: str, *, partition: str | None = None, fresh: bool = False) -> Record | None:
+        nonlocal looks
+        looks += 1
+        found = await honest(key, partition=partition, fresh=fresh)
+        is_read.set()
+        await may_answer.wait()
+        return found
+
+    monkeypatch.setattr(store, "get", slow)
+    early = asyncio.create_task(lock.check())
+    await is_read.wait()
+    await other.delete(KEY)
+    late = [asyncio.create_task(lock.check()) for _ in range(10)]
+    await asyncio.sleep(0)  # they have asked
+    may_answer.set()
+    assert await early, "so it was when it asked"
+    assert [await each for each in late] == [False] * 10
+    assert looks == 2
+    monkeypatch.undo()
+    again = await locks.acquire(KEY, b"a")
+    looks = 0
+    may_answer.clear()
+    monkeypatch.setattr(store, "get", slow)
+    is_read.clear()
+    asked = [asyncio.create_task(again.check())]
+    await is_read.wait()
+    asked += [asyncio.create_task(again.check()) for _ in range(10)]
+    await asyncio.sleep(0)
+    may_answer.set()
+    assert [await each for each in asked] == [True] * 11
+    assert looks == 2, "one for the first, one for all who came meanwhile"
+    monkeypatch.undo()
+    await locks.close()
