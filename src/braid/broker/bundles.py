@@ -14,7 +14,7 @@ import msgspec
 
 from braid.broker.mirror import Mirror
 from braid.broker.registry import BrokerInfo
-from braid.errors import InvalidArgument, StoreError, VersionConflict
+from braid.errors import Rejected, StoreError, VersionConflict
 from braid.metadata.api import MetadataStore, Record
 from braid.metadata.names import encode_name
 from braid.model.bundles import Bundle
@@ -66,7 +66,7 @@ def bundle_of(key: str) -> tuple[NamespaceName, Bundle] | None:
     parts = key.split("/")
     try:
         return NamespaceName.parse("/".join(parts[2:-1])), Bundle.parse(parts[-1])
-    except InvalidArgument:
+    except Rejected:
         return None
 
 

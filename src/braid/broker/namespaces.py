@@ -394,9 +394,11 @@ def bundles_json(bundles: Sequence[Bundle]) -> Json:
 
 
 def namespace_of_key(key: str) -> NamespaceName:
-    """The namespace whose policies are at a key below `NAMESPACES`."""
-    tenant, local = key.removeprefix(f"{NAMESPACES}/").split("/")
-    return NamespaceName(decode_name(tenant), decode_name(local))
+    """The namespace whose policies are at a key below `NAMESPACES`. Raises Rejected if it is no such key."""
+    parts = key.removeprefix(f"{NAMESPACES}/").split("/")
+    if len(parts) != 2:
+        raise InvalidArgument(f"The key {key} is not one of a namespace's policies.")
+    return NamespaceName(*map(decode_name, parts))
 
 
 def _namespace_key(name: NamespaceName) -> str:

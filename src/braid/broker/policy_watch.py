@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from braid.broker.namespaces import NAMESPACES, namespace_of_key
-from braid.errors import BraidError, Closed, StoreError
+from braid.errors import BraidError, Closed, Rejected, StoreError
 from braid.metadata.api import Put
 from braid.model.names import NamespaceName
 from braid.runtime.tasks import Tasks
@@ -47,7 +47,7 @@ class PolicyWatch:
                 async with self._service.metadata.watch(NAMESPACES, recursive=True) as events:
                     async for event in events:
                         if isinstance(event, Put):
-                            await self._look(namespace_of_key(event.record.key))
+                            await self._look_at(event.record.key)
             except Closed:
                 return
             except StoreError as error:
@@ -66,6 +66,14 @@ class PolicyWatch:
             if number % LOOKED_AT_ONCE == 0:
                 await asyncio.sleep(0)  # clients come first
             await self._apply(namespace)
+
+    async def _look_at(self, key: str) -> None:
+        try:
+            namespace = namespace_of_key(key)
+        except Rejected as error:  # somebody else's record; the watch goes on
+            log.warning("policies are passed over: %s", error)
+            return
+        await self._look(namespace)
 
     async def _look(self, namespace: NamespaceName) -> None:
         """Apply what is new, if any topic of the namespace is loaded here."""

@@ -97,3 +97,36 @@ async def test_a_topic_that_cannot_follow_a_policy_keeps_it_from_no_other(
     await broker.service.metadata.delete(key)
     await broker.service.unload(broker.topic(str(spoilt.name)))
     assert (await broker.service.topic(spoilt.name, create=False)).dedup is not None
+
+
+@pytest.mark.parametrize("key", ["/admin/namespaces/odd", f"{KEY}/below", "/admin/namespaces/public/%FF"])
+async def test_a_record_whose_key_is_no_namespaces_is_passed_over(
+    broker: Any, until: Any, caplog: pytest.LogCaptureFixture, key: str
+) -> None:
+    """The watch goes on: changes are followed at once, and not only when policies are compared."""
+    await broker.service.metadata.put(key, b"{}")
+    policy = {"retentionTimeInMinutes": 5, "retentionSizeInMB": -1}
+    await broker.service.namespaces.set_policy(PUBLIC, "retention_policies", policy)
+    try:
+        await until(lambda: broker.topic("persistent://public/default/t").log.limits == (5, -1, 0))
+        assert not [each for each in caplog.records if each.exc_info], "no task has failed"
+    finally:
+        await broker.service.metadata.delete(key)
+
+
+@pytest.mark.inv("INV15")
+@pytest.mark.parametrize("key", ["a", "odd/0x00000000_0x40000000", "public/default/all", "public/%FF/0x00000000_0x40000000"])
+async def test_a_hint_whose_key_is_no_bundles_keeps_no_hand_over_waiting(
+    world: Any, broker: Any, until: Any, caplog: pytest.LogCaptureFixture, key: str
+) -> None:
+    other = await world.broker(balance=False)
+    hint = f"/loadbalance/hints/{key}"
+    await broker.service.metadata.put(hint, b'{"brokerId":"%s"}' % other.ownership.broker_id.encode())
+    (bundle, *_rest) = broker.ownership.owned()[PUBLIC]
+    try:
+        await broker.ownership.unload(PUBLIC, bundle, destination=other.ownership.broker_id)
+        await until(lambda: bundle in other.ownership.owned().get(PUBLIC, []))
+        await world.advance(2 * RECONCILE)
+        assert not [each for each in caplog.records if "cannot be compared" in each.message or "wait for" in each.message]
+    finally:
+        await broker.service.metadata.delete(hint)
