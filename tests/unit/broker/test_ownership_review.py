@@ -11,6 +11,7 @@ import pytest
 from braid.broker.bundles import BundleLock
 from braid.broker.ownership import BundleUnloading
 from braid.broker.registry import BrokerInfo, Registry, broker_key
+from braid.broker.topic import Topic
 from braid.errors import BraidError, NotFound, NotReady, SessionLost
 from braid.metadata.api import SessionState
 from braid.metadata.locks import ResourceLocks
@@ -328,3 +329,35 @@ async def test_a_broker_whose_name_another_one_took_goes_on_comparing_what_it_ho
     assert ownership.holdings.all() == [held]
     await ownership.reconcile()
     assert ownership.holdings.all() == []
+
+
+async def test_a_bundle_is_given_up_after_what_is_being_loaded_of_it(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the load would claim the log under the next owner's feet, whose copy would be outdated from then on."""
+    owner, other = await two(world)
+    topic = topic_in(BUNDLES[0])
+    assert (await owner.ownership.find(topic, authoritative=True)).is_mine
+    honest, begun, may_end = Topic.opened, asyncio.Event(), asyncio.Event()
+
+    async def opened(loaded: Topic, managed: Any, **options: Any) -> None:
+        if loaded.service is owner.service:
+            begun.set()
+            await may_end.wait()
+        await honest(loaded, managed, **options)
+
+    monkeypatch.setattr(Topic, "opened", opened)
+    loading = asyncio.ensure_future(owner.service.topic(topic, create=True))
+    await begun.wait()
+    unloading = asyncio.ensure_future(owner.ownership.unload(PUBLIC, BUNDLES[0]))
+    try:
+        for _turn in range(50):
+            await asyncio.sleep(0)
+        assert not unloading.done()
+        with pytest.raises(BundleUnloading):
+            await other.ownership.find(topic, authoritative=True)
+    finally:
+        may_end.set()
+    with pytest.raises(NotReady):
+        await loading
+    await unloading
+    assert not owner.service.topics
+    assert (await other.ownership.find(topic, authoritative=True)).is_mine
