@@ -45,9 +45,12 @@ class FlakyLedgers(memory_ledgers.MemoryLedgerStore):
         super().__init__(runtime)
         self.is_held = False
         self.is_unreadable = False
+        self.refused = 0
+        """Times that it was to be opened while it is unreadable."""
 
     async def open(self, ledger_id: int, *, fence: bool) -> LedgerReader:
         if self.is_unreadable:
+            self.refused += 1
             raise StorageUnavailable("The disk does not answer.")
         return await super().open(ledger_id, fence=fence)
 
