@@ -126,6 +126,42 @@ async def test_room_for_a_checkpoint_that_failed_is_waited_for(
     await store.close()
 
 
+async def test_a_checkpoint_that_failed_is_made_out_of_the_reserve() -> None:
+    """What it moves leaves the journal: waiting until there is as much above the reserve would be waiting for too much."""
+    world = World(capacity=1_000_000)
+    store = await world.open(
+        LocalSettings(
+            reserve_bytes=100_000,
+            resume_bytes=5000,
+            tail_bytes=100,
+            group_bytes=10_000,
+            buffer_bytes=400_000,
+            probe_seconds=1.0,
+        )
+    )
+    writer = await store.create()
+    for number in range(28):
+        await writer.add(b"%7d" % number * 1000)
+    buffered, left = store.buffered_bytes, world.disk.free_bytes
+    assert buffered > 190_000
+
+    def leave(size: int) -> None:
+        world.disk.capacity += size - left(PATH)
+
+    leave(90_000)
+    world.disk.fail("append", "journal-", errno.ENOSPC)
+    with pytest.raises(LedgerStoreReadOnly):
+        await writer.add(b"x")
+    await store.checkpoint()
+    assert store.is_read_only and store.buffered_bytes == buffered
+    leave(buffered + 20_000)
+    for _ in range(5):
+        await world.clock.advance(1.0)
+    assert store.buffered_bytes == 0 and not store.is_read_only
+    assert await (await store.create()).add(b"y") == 0
+    await store.close()
+
+
 async def test_room_for_what_was_refused_is_waited_for() -> None:
     """Also for an entry that is larger than the distance."""
     world = World(capacity=1_000_000)

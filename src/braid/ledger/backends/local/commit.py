@@ -342,8 +342,9 @@ class GroupCommit:
         self._idle()
         self._on_fatal(error)
 
-    def _checkpoint_if_freed(self) -> None:
-        if self._has_freed:
+    def _checkpoint_if_freed(self, free_bytes: int | None) -> None:
+        has_room = free_bytes is not None and 0 < self.unmoved_bytes <= free_bytes  # out of the reserve; then the journal goes
+        if self._has_freed or has_room:
             self._has_freed = False
             self._on_space()
 

@@ -31,8 +31,9 @@ _PIECE_BYTES = 1 << 20
 
 
 class Room:
-    """See the module. `unmoved` tells the bytes for which a flush or checkpoint found no room. `ended` is called with None when
-    there is room again, with an error if the disk cannot be trusted."""
+    """See the module. `unmoved` tells the bytes for which a flush or checkpoint found no room. `still_full` is told the free
+    bytes after each look, None if not even a look could be written; `ended` is called with None when there is room again, with
+    an error if the disk cannot be trusted."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class Room:
         worker: Worker,
         *,
         unmoved: Callable[[], int],
-        still_full: Callable[[], None],
+        still_full: Callable[[int | None], None],
         ended: Callable[[BaseException | None], None],
     ) -> None:
         self._files = files
@@ -115,4 +116,4 @@ class Room:
             room = no_space(self._path) if found is None else f"{found[0]} bytes are free, writing resumes with {found[1]}."
             log.warning("the ledger store in %s is read-only since %.0f s: %s", self._path, now - self._began, room)
         self._arm(size)
-        self._still_full()
+        self._still_full(None if found is None else found[0])
