@@ -14,7 +14,6 @@ from braid.broker import segments
 from braid.broker.log_owners import LogOwners
 from braid.broker.ownership import Ownership
 from braid.broker.segments import LocalSegments
-from braid.client.checkpoint_consumer import CheckpointConsumer
 from braid.client.queue_consumer import QueueConsumer
 from braid.errors import StoreUnavailable
 from braid.ledger.backends.local.commit import GroupCommit
@@ -141,7 +140,7 @@ REPAIRED: dict[int, Plant] = {
     212: Plant(
         "a group that begins while another one fails takes its place",
         "W1",
-        5,
+        157,
         ("C18",),
         lambda: changed(
             GroupCommit,
@@ -169,17 +168,7 @@ REPAIRED: dict[int, Plant] = {
         ("C18",),
         forced_and_forgotten,
     ),
-    218: Plant("cursors that are missing in young segments begin at the end", "W13", 13, ("C1",), no_young_segments),
-    219: Plant(
-        "a segment that is younger than the known layout is taken for one that is gone",
-        "W14",
-        32,
-        ("C1",),
-        lambda: [
-            *changed(CheckpointConsumer, "_check_shared", "each < layout.next_segment_id and ", ""),
-            *changed(CheckpointConsumer, "_vanished", "        and segment_id < self.layouts.layout.next_segment_id\n", ""),
-        ],
-    ),
+    218: Plant("cursors that are missing in young segments begin at the end", "W13", 34, ("C1",), no_young_segments),
 }
 
 CAUGHT_BY_TESTS: dict[str, str] = {
@@ -201,6 +190,8 @@ CAUGHT_BY_TESTS: dict[str, str] = {
     "test_a_registration_that_cannot_be_read_costs_nobody_else_anything",
     "one unreadable cursor refuses its topic": "unit/broker/test_spoilt_records.py::"
     "test_one_record_of_nonsense_costs_what_it_is_about",
+    "a segment that is younger than the known layout is taken for one that is gone": "unit/client/test_checkpoint_groups.py::"
+    "test_an_assignment_may_come_before_its_layout",
     "a prune beside opening fails it": "unit/client/test_open_beside_prune.py::"
     "test_a_sealed_segment_pruned_between_the_layout_and_the_attachment",
     "a leader that comes back has the epoch it had": "../src/braid/testing/conformance/metadata_elections.py::"
