@@ -147,6 +147,10 @@ class TopicCatalog:
             return record.partitions
         return 0 if await self.logs.exists(regular.managed_ledger_name, fresh=True) else None
 
+    async def regular_log(self, name: TopicName) -> str | None:
+        """Which log a plain topic or a partition is now, whoever serves it: its incarnation (INV5); None if it has none."""
+        return await self.logs.incarnation(name.managed_ledger_name)
+
     async def list_topics(self, namespace: NamespaceName) -> list[str]:
         """Names of the persistent topics of a namespace, partitions one by one."""
         await self.namespaces.policies(namespace)

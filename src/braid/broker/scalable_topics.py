@@ -69,6 +69,7 @@ class ScalableTopics(TopicCatalog):
             retention=self._retention,
             owns=self._owns,
             partitions=self.regular_partitions,
+            log_of=self.regular_log,
         )
         self.dag_watches = DagWatches(
             runtime,

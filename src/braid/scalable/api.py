@@ -3,7 +3,7 @@ consumers. Holds no state and does no I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -154,6 +154,8 @@ class SegmentOps(Protocol):
         ...
 
 
+LogOf: TypeAlias = Callable[[TopicName], Awaitable[str | None]]
+"""Incarnation of the log that a regular topic or partition is now, read fresh, wherever it is served; None = it has none."""
 RegistrationNumber: TypeAlias = tuple[int, int]
 """Epoch of the leader that gave it, and a count: later registrations of a consumer's name have higher ones, whoever leads."""
 

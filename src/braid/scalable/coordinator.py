@@ -46,6 +46,7 @@ from braid.scalable.api import (
     ConsumerAssignment,
     ConsumerHandle,
     ConsumerRegistration,
+    LogOf,
     PlaceReport,
     RegistrationNumber,
     SegmentOps,
@@ -84,8 +85,9 @@ class SubscriptionCoordinator:
         *,
         root: str = TOPICS,
         incarnation: str = "",
+        log_of: LogOf | None = None,
     ) -> None:
-        """`incarnation` is the topic's; a regular one has none."""
+        """`incarnation` is the topic's; a regular one has none, but its logs have (`log_of`)."""
         self.topic = topic
         self.name = name
         self.record = record
@@ -110,7 +112,9 @@ class SubscriptionCoordinator:
             guarded = GuardedRecord(store, leadership, key, SubscriptionMetadata)
             # Somebody who is away has at least its grace period to come back and say it.
             patience = max(config.handover_seconds, config.consumer_grace_seconds)
-            self._places = GroupPlaces(self._clock, guarded, record, patience_seconds=patience, changed=self._news.set)
+            self._places = GroupPlaces(
+                self._clock, guarded, record, topic, patience_seconds=patience, changed=self._news.set, log_of=log_of
+            )
         self._is_restored = False
         self.is_closed = False
         self._tasks = Tasks(f"subscription {topic} {name}")
@@ -303,6 +307,14 @@ class SubscriptionCoordinator:
             if await self._places.hear(session, report, self._layout):
                 await self._rebalance()
 
+    async def check_logs(self) -> None:
+        """Take away what a checkpoint group reads at places that are in another log of the name (INV5); afterwards nobody is
+        given such a place. Raises StaleLeader, StoreError, Closed."""
+        if self._places is not None:
+            async with self._act():
+                if await self._places.check_logs(self._layout, self._sessions):
+                    await self._rebalance()
+
     async def end_if_empty(self, grace_seconds: float) -> bool:
         """End a checkpoint group that has had no members for so long: True if it is closed and its record is to be removed."""
         if not self.is_empty_group or self.is_closed:  # closed: it was ended before, and its record could not be removed then
@@ -446,6 +458,8 @@ class SubscriptionCoordinator:
                 raise
             log.warning("the assignment of %s on %s will be written later: %s", self.name, self.topic, error)
             self._members.try_again()
+        if self._places is not None and await self._places.settle(self._sessions):
+            self._news.set()  # they are given in the next round
         self._registrations.check_leading()
         late = [each for each in self._sessions.values() if each.is_untold and each not in changed]
         for session in (*late, *changed):

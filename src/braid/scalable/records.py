@@ -193,6 +193,8 @@ class SubscriptionMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="ca
     partitions: Number = 0
     """Of a checkpoint group of a regular topic: how many that had when the group was made; it reads later ones from their
     beginning. 0: not known, or a scalable topic."""
+    logs: dict[int, str] = {}
+    """Of a checkpoint group of a regular topic: which log each partition was, by incarnation; places are in these (INV5)."""
 
     @property
     def is_resetting(self) -> bool:

@@ -35,7 +35,7 @@ from braid.model.segments import SegmentInfo, physical_name
 from braid.runtime.env import Runtime
 from braid.runtime.tasks import Tasks
 from braid.runtime.waiting import wait_at_most
-from braid.scalable.api import ConsumerAssignment, ConsumerRegistration, SegmentOps
+from braid.scalable.api import ConsumerAssignment, ConsumerRegistration, LogOf, SegmentOps
 from braid.scalable.candidate import TopicCandidate
 from braid.scalable.config import ScalableConfig
 from braid.scalable.coordinator import SubscriptionCoordinator
@@ -69,6 +69,7 @@ class RegularTopicController(TopicCandidate["_Term"]):
         *,
         broker_id: Callable[[], str],
         partitions: Callable[[TopicName], Awaitable[int | None]],
+        log_of: LogOf,
         on_closed: Callable[[RegularTopicController], None],
     ) -> None:
         super().__init__(
@@ -82,6 +83,7 @@ class RegularTopicController(TopicCandidate["_Term"]):
         )
         self._segments = segments
         self._partitions = partitions
+        self._log_of = log_of
 
     @property
     def layout(self) -> SegmentLayout:
@@ -143,7 +145,15 @@ class RegularTopicController(TopicCandidate["_Term"]):
 
     def _new_term(self, leadership: Leadership) -> _Term:
         return _Term(
-            self._runtime, self._store, self._config, self._segments, leadership, self.topic, self._partitions, self._unused
+            self._runtime,
+            self._store,
+            self._config,
+            self._segments,
+            leadership,
+            self.topic,
+            self._partitions,
+            self._log_of,
+            self._unused,
         )
 
     def _unused(self) -> None:
@@ -164,6 +174,7 @@ class _Term:
         leadership: Leadership,
         topic: TopicName,
         partitions: Callable[[TopicName], Awaitable[int | None]],
+        log_of: LogOf,
         on_unused: Callable[[], None],
     ) -> None:
         self.leadership = leadership
@@ -179,6 +190,7 @@ class _Term:
         self._segments = segments
         self._topic = topic
         self._partitions = partitions
+        self._log_of = log_of
         self._on_unused = on_unused
         self._has_topic = True
         self._used_at = runtime.clock.monotonic()
@@ -224,7 +236,9 @@ class _Term:
             await self._look()  # a consumer of a topic made a moment ago sees all its partitions
             grace = self._config.group_grace_seconds
             record = await create_subscription(self._plans, self.coordinators, grace, name, kind, initial)
-            return await self._coordinate(name, record)
+            found = await self._coordinate(name, record)
+            await found.check_logs()  # nobody begins at a place in a topic that was deleted since
+            return found
 
     async def _coordinate(self, name: str, record: SubscriptionMetadata) -> SubscriptionCoordinator:
         found = self.coordinators.get(name)
@@ -240,6 +254,7 @@ class _Term:
                 record,
                 self.layout,
                 root=REGULAR,
+                log_of=self._log_of,
             )
             await found.restore()
             self.coordinators[name] = found
@@ -323,6 +338,14 @@ class _Term:
 
     async def _reconcile(self) -> None:
         await self._look()
+        for name, coordinator in self.coordinators.items():
+            try:
+                if not coordinator.is_closed:
+                    await coordinator.check_logs()
+            except StaleLeader:
+                raise
+            except BraidError as error:  # its own concern; the next look tries again
+                log.info("where the group %s of %s reads could not be checked: %s", name, self._topic, error)
         await end_groups(self._plans, self.coordinators, self._config.group_grace_seconds)
         now = self._runtime.clock.monotonic()
         if any(coordinator.state().consumer_count for coordinator in self.coordinators.values()):

@@ -30,7 +30,7 @@ from braid.model.routing import Routing
 from braid.model.segments import SegmentInfo, physical_name
 from braid.runtime.env import Runtime
 from braid.runtime.tasks import Tasks
-from braid.scalable.api import Retention, SegmentOps
+from braid.scalable.api import LogOf, Retention, SegmentOps
 from braid.scalable.config import ScalableConfig
 from braid.scalable.controller import ScalableTopicController
 from braid.scalable.counts import OperationCounts
@@ -62,6 +62,7 @@ class ScalableTopicService:
         retention: Callable[[NamespaceName], Awaitable[Retention]],
         owns: Callable[[TopicName], bool],
         partitions: Callable[[TopicName], Awaitable[int | None]],
+        log_of: LogOf,
     ) -> None:
         """`owns` says whether a topic's bundle is ours, `partitions` how many a regular topic has: 0 = it is a plain one,
         None = there is none. A scalable topic is not made, and one that is just being made is taken back by its leader, if a
@@ -74,6 +75,7 @@ class ScalableTopicService:
         self._retention = retention
         self._owns = owns
         self._partitions = partitions
+        self._log_of = log_of
         self._records = TopicRecords(runtime, store, config, partitions)
         self.counts = OperationCounts()
         self._controllers: dict[TopicName, AnyController] = {}
@@ -268,6 +270,7 @@ class ScalableTopicService:
             topic,
             broker_id=self._broker_id,
             partitions=self._partitions,
+            log_of=self._log_of,
             on_closed=self._forget,
         )
 

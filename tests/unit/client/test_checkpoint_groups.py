@@ -661,3 +661,40 @@ async def test_an_assignment_may_come_before_its_layout_to_one_that_opens(
     await produce(client, 0, 40)
     async with client.checkpoint_consumer(TOPIC, group="g", name="c", start=LATEST) as member:
         assert sorted(await drain([member], 40)) == list(range(40))
+
+
+@pytest.mark.inv("INV5")
+@pytest.mark.parametrize("is_partitioned", [False, True])
+async def test_a_group_begins_a_topic_made_anew_at_its_beginning(
+    client: Client, broker: InProcessBroker, is_partitioned: bool
+) -> None:
+    """Of its name there was another one, which was terminated and read to its end: places are known, and mean nothing."""
+    name, service = TopicName.parse("persistent://public/default/again"), broker.nodes[0].service
+    log = name.partition(0) if is_partitioned else name
+
+    async def make() -> None:
+        if is_partitioned:
+            await service.create_partitioned(name, 1)
+        else:
+            await service.create_topic(name)
+
+    async def send(count: int) -> None:
+        async with client.producer(str(name)) as producer:
+            for number in range(count):
+                await producer.send(str(number).encode())
+
+    await make()
+    await send(20)
+    async with client.checkpoint_consumer(str(name), group="g") as member:
+        assert await drain([member], 20) == list(range(20))
+        await (await service.topic(log, create=False)).terminate()
+        await until(lambda: not member.segments)
+    if is_partitioned:
+        await service.delete_partitioned(name, force=True)
+    else:
+        await service.delete_topic(name, force=True)
+    await make()
+    await send(30)
+    async with client.checkpoint_consumer(str(name), group="g", start=LATEST) as member:
+        assert await drain([member], 30) == list(range(30))
+        assert await rest([member]) == []

@@ -253,6 +253,7 @@ class Broker:
                 retention=self._retention,
                 owns=lambda topic: world.owners.get(topic, 1) == number,
                 partitions=self._partitions,
+                log_of=self._log_of,
             )
 
     async def _retention(self, _namespace: NamespaceName) -> Retention:
@@ -260,6 +261,9 @@ class Broker:
 
     async def _partitions(self, topic: TopicName) -> int | None:
         return self.world.regular.get(topic)
+
+    async def _log_of(self, _topic: TopicName) -> str | None:
+        return None
 
     async def do(self, work: Callable[[ScalableTopicService], Coroutine[Any, Any, T]]) -> T:
         """Run something as this broker. Raises BrokerDied if the broker dies meanwhile."""

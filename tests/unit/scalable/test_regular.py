@@ -10,9 +10,9 @@ from braid.errors import Conflict, InvalidTopicName, LedElsewhere, NotReady, Sto
 from braid.metadata.handle import Handle
 from braid.model.names import TopicName
 from braid.runtime.tasks import Tasks
-from braid.scalable.api import ConsumerRegistration
+from braid.scalable.api import ConsumerAssignment, ConsumerRegistration, PlaceReport
 from braid.scalable.config import ScalableConfig
-from braid.scalable.records import REGULAR, controller_path, subscription_path
+from braid.scalable.records import REGULAR, SubscriptionMetadata, controller_path, decode, subscription_path
 from braid.scalable.regular import RegularTopicController
 
 TOPIC = TopicName.parse("persistent://public/default/orders")
@@ -21,9 +21,12 @@ TOPIC = TopicName.parse("persistent://public/default/orders")
 class Broker:
     """One broker's controller of the topic."""
 
-    def __init__(self, world: World, number: int, count: dict[str, int | None]) -> None:
+    def __init__(
+        self, world: World, number: int, count: dict[str, int | None], logs: dict[str, str | None] | None = None
+    ) -> None:
         self.handle: Handle = world.engine.handle(f"broker-{number}")
         self.count = count
+        self.logs = logs if logs is not None else {}
         self.closed: list[RegularTopicController] = []
         self.controller = RegularTopicController(
             world.runtime,
@@ -33,11 +36,15 @@ class Broker:
             TOPIC,
             broker_id=lambda: f"broker-{number}",
             partitions=self._partitions,
+            log_of=self._log_of,
             on_closed=self.closed.append,
         )
 
     async def _partitions(self, _topic: TopicName) -> int | None:
         return self.count["partitions"]
+
+    async def _log_of(self, topic: TopicName) -> str | None:
+        return self.logs.get(str(topic))
 
     async def start(self) -> "Broker":
         await self.controller.start()
@@ -327,6 +334,110 @@ def test_waiting_for_the_end_of_a_group_writes_once() -> None:
         await asyncio.sleep(500)
         after = await world.store.get(subscription_path(TOPIC, "group", REGULAR), fresh=True)
         assert before is not None and after is not None and before.version == after.version
+        await broker.controller.close()
+
+    virtually(main)
+
+
+class Reader(Client):
+    """A member of a group that notes where it begins, and lets go when it is asked to."""
+
+    def __init__(self, name: str, broker: Broker) -> None:
+        super().__init__(name)
+        self.broker = broker
+        self.places: dict[int, bytes | None] = {}
+        self.owed: tuple[int, ...] = ()
+        self.term = 0
+
+    def push(self, assignment: ConsumerAssignment) -> None:
+        super().push(assignment)
+        self.take(assignment)
+
+    def take(self, assignment: ConsumerAssignment) -> None:
+        self.term, self.owed = assignment.term, assignment.owed
+        given = {each.segment_id: each.place for each in assignment.segments}
+        self.places = {number: self.places.get(number, place) for number, place in given.items()}  # goes on where it is
+
+    async def register(self) -> None:
+        registration = ConsumerRegistration(self.name, 1, self, says_goodbye=True, hands_over=True)
+        self.take(await self.broker.controller.register_consumer("g", registration, "CHECKPOINT"))
+
+    async def report(self, places: dict[int, bytes | None], *released: int) -> None:
+        report = PlaceReport(self.term, places, frozenset(released))
+        await self.broker.controller.report_places("g", self.name, self, report)
+
+
+def logs(count: int, mark: str) -> dict[str, str | None]:
+    return {str(TOPIC.partition(number)): f"{mark}{number}" for number in range(count)}
+
+
+@pytest.mark.inv("INV5")
+@pytest.mark.parametrize("is_led", [True, False])
+@pytest.mark.parametrize("is_made_later", [True, False])
+def test_a_group_has_no_places_in_a_topic_made_anew(is_led: bool, is_made_later: bool) -> None:
+    """Nor in one whose log is made by whoever attaches first; the coordinator may be there all the time, or another one."""
+
+    async def main(world: World) -> None:
+        count, now = partitions(world, 2), logs(2, "old")
+        broker = await Broker(world, 1, count, now).start()
+        a = Reader("a", broker)
+        await a.register()
+        assert a.places == {0: None, 1: None}
+        await a.report({0: b"70", 1: b"71"})
+        await broker.controller.unregister_consumer("g", "a", a)
+        if not is_led:
+            await broker.controller.close()
+            broker = await Broker(world, 2, count, now).start()
+        now[str(TOPIC.partition(0))] = None if is_made_later else "new0"
+        b = Reader("b", broker)
+        await b.register()
+        assert b.places == {0: b"", 1: b"71"}
+        now[str(TOPIC.partition(0))] = "new0"
+        await asyncio.sleep(20)
+        await b.report({0: b"5"})
+        await broker.controller.unregister_consumer("g", "b", b)
+        c = Reader("c", broker)
+        await c.register()
+        assert c.places == {0: b"5", 1: b"71"}  # known again
+        await broker.controller.close()
+
+    virtually(main)
+
+
+@pytest.mark.inv("INV5")
+@pytest.mark.parametrize("how", ["answers", "is silent", "leader dies", "comes back"])
+def test_who_reads_a_topic_made_anew_lets_go_of_it_first(how: str) -> None:
+    async def main(world: World) -> None:
+        count, now = partitions(world, 2), logs(2, "old")
+        broker = await Broker(world, 1, count, now).start()
+        a = Reader("a", broker)
+        await a.register()
+        await a.report({0: b"70", 1: b"71"})
+        now[str(TOPIC.partition(0))] = "new0"
+        if how == "comes back":
+            broker.controller.consumer_disconnected("g", "a", a)
+            await a.register()
+        else:
+            await asyncio.sleep(6)
+        assert (list(a.places), a.owed) == ([1], (0,))
+        await a.report({0: b"99"})  # by its last checkpoint
+        if how == "is silent":
+            await asyncio.sleep(70)
+        else:
+            if how == "leader dies":
+                broker.controller.kill()
+                await broker.handle.close()
+                broker = a.broker = await Broker(world, 2, count, now).start()
+                await a.register()
+                assert (list(a.places), a.owed) == ([1], (0,))
+            await a.report({0: b"99"}, 0)
+            await asyncio.sleep(1)
+        assert (a.places, a.owed) == ({0: b"", 1: None}, ())
+        await a.report({0: b"3"})
+        stored = await world.store.get(subscription_path(TOPIC, "g", REGULAR), fresh=True)
+        assert stored is not None
+        record = decode(SubscriptionMetadata, stored.key, stored.value)
+        assert (record.places, record.logs) == ({0: b"3", 1: b"71"}, {0: "new0", 1: "old1"})
         await broker.controller.close()
 
     virtually(main)
