@@ -14,7 +14,7 @@ import msgspec
 from braid.broker.balance import next_move
 from braid.broker.bundles import BundleTable
 from braid.broker.registry import BrokerInfo, Registry
-from braid.errors import BraidError
+from braid.errors import BraidError, InvariantBroken
 from braid.metadata.api import MetadataStore
 from braid.metadata.election import LeaderElection, Leadership
 from braid.runtime.clock import Clock
@@ -105,6 +105,10 @@ class Leading:
                 await self.balance()
             except BraidError as error:
                 log.warning("balancing failed, it is tried again later: %s", error)
+            except InvariantBroken:
+                raise
+            except Exception:  # or this leader would never balance again
+                log.exception("balancing failed in an unexpected way, it is tried again later")
 
     async def drop_spent_hints(self) -> None:
         """Remove the hints that were followed, and those to brokers that are gone. Only the leader does."""

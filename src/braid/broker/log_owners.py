@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from braid.broker.topic import Topic
-from braid.errors import BraidError, LedgerFenced, StoreMismatch
+from braid.errors import BraidError, InvariantBroken, LedgerFenced, StoreMismatch
 from braid.runtime.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,8 @@ class LogOwners:
         self._seconds = seconds
         self._unreadable: set[str] = set()
         """Topics whose record could not be read at the last look, so that each is told of once."""
+        self._failures = 0
+        """Topics of this round whose look failed in a way that nobody has foreseen."""
 
     async def run(self) -> None:
         """Look at everything, again and again, until cancelled."""
@@ -49,6 +51,9 @@ class LogOwners:
         while True:
             topics = list(self._topics.values())
             self._unreadable &= self._topics.keys()
+            if self._failures > 1:
+                log.error("%d topics could not be looked at in the last round", self._failures)
+            self._failures = 0
             starts = range(0, max(len(topics), 1), LOOKED_AT_ONCE)
             for start in starts:
                 due += self._seconds / len(starts)
@@ -65,21 +70,33 @@ class LogOwners:
 
     async def _look_at_each(self, waiting: Iterator[Topic]) -> None:
         for topic in waiting:
-            name = str(topic.name)
             try:
-                await topic.log.check_owner()
-            except LedgerFenced:
-                log.warning("%s was taken over by another owner and is dropped here", name)
-            except StoreMismatch as error:
-                if name not in self._unreadable:
-                    self._unreadable.add(name)
-                    log.warning("whether %s still belongs to this broker cannot be told: %s", name, error)
-                continue
-            except BraidError as error:
-                log.info("whether %s still belongs to this broker is unknown: %s", name, error)
-                for _left in waiting:  # no use in asking for the others now
-                    pass
-                return
-            self._unreadable.discard(name)
-            if topic.log.is_fenced:  # and the log does not say so twice
-                self._lost(topic)
+                if not await self._look_at(topic):
+                    for _left in waiting:  # no use in asking for the others now
+                        pass
+            except InvariantBroken:
+                raise
+            except Exception:  # or no topic would ever be looked at again
+                self._failures += 1
+                if self._failures == 1:  # it may be the same with every topic
+                    log.exception("whether %s still belongs to this broker could not be looked at, later again", topic.name)
+
+    async def _look_at(self, topic: Topic) -> bool:
+        """Compare one; False if the store does not answer."""
+        name = str(topic.name)
+        try:
+            await topic.log.check_owner()
+        except LedgerFenced:
+            log.warning("%s was taken over by another owner and is dropped here", name)
+        except StoreMismatch as error:
+            if name not in self._unreadable:
+                self._unreadable.add(name)
+                log.warning("whether %s still belongs to this broker cannot be told: %s", name, error)
+            return True
+        except BraidError as error:
+            log.info("whether %s still belongs to this broker is unknown: %s", name, error)
+            return False
+        self._unreadable.discard(name)
+        if topic.log.is_fenced:  # and the log does not say so twice
+            self._lost(topic)
+        return True

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from braid.errors import Closed, StoreError
+from braid.errors import Closed, InvariantBroken, StoreError
 from braid.metadata.api import Delete, MetadataStore, Put, Record
 from braid.runtime.clock import Clock
 from braid.runtime.tasks import Tasks
@@ -76,15 +76,31 @@ class Mirror(Generic[T]):
                 return
             except StoreError as error:
                 log.info("the watch below %s ended and is set up again: %s", self._root, error)
+            except InvariantBroken:
+                raise
+            except Exception:  # or nothing would ever be shown again but what a reload finds
+                log.exception("the watch below %s failed and is set up again", self._root)
             await self._clock.sleep(RETRY_SECONDS)
 
     def _put(self, values: dict[str, T], record: Record) -> None:
-        value = self._decode(record)
+        try:
+            value = self._decode(record)
+        except InvariantBroken:
+            raise
+        except Exception:  # its own concern: the others are shown
+            log.exception("the record %s is not shown", record.key)
+            value = None
         if value is None:
             values.pop(record.key, None)
         else:
             values[record.key] = value
 
     def _tell(self) -> None:
-        if self._changed is not None:
+        if self._changed is None:
+            return
+        try:
             self._changed()
+        except InvariantBroken:
+            raise
+        except Exception:  # a listener's mistake must not keep the copy from being right
+            log.exception("a change below %s could not be told", self._root)

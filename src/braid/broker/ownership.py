@@ -27,7 +27,16 @@ from braid.broker.holdings import BundleHost, Held, Holdings
 from braid.broker.leading import Leading
 from braid.broker.namespaces import Namespaces
 from braid.broker.registry import BrokerInfo, Registry
-from braid.errors import BraidError, Conflict, MetadataFailure, NotFound, NotReady, StoreMismatch, TopicNotFound
+from braid.errors import (
+    BraidError,
+    Conflict,
+    InvariantBroken,
+    MetadataFailure,
+    NotFound,
+    NotReady,
+    StoreMismatch,
+    TopicNotFound,
+)
 from braid.metadata.api import MetadataStore, Session
 from braid.metadata.locks import LockBusy, ResourceLocks
 from braid.model.bundles import Bundle, find, hash_of
@@ -327,14 +336,23 @@ class Ownership:
                 if number % DROPPED_AT_ONCE == 0:
                     await asyncio.sleep(0)  # each is a look at all topics
                 if not held.lock.holds():  # else it was taken with the next session already
-                    self.holdings.lost(held)
+                    try:
+                        self.holdings.lost(held)
+                    except InvariantBroken:
+                        raise
+                    except Exception:  # the others have to go too, and the reconcile tries this one again
+                        log.exception("the bundle %s could not be dropped", held.bundle)
             while not self._is_closing:
                 try:
                     await self._registry.register()
                     break
                 except BraidError as error:
                     log.warning("the broker %s cannot register yet: %s", self.broker_id, error)
-                    await self._clock.sleep(RETRY_SECONDS)
+                except InvariantBroken:
+                    raise
+                except Exception:  # or it would never come back, and would not notice the end of another session
+                    log.exception("the broker %s could not register and tries again", self.broker_id)
+                await self._clock.sleep(RETRY_SECONDS)
             session = self._metadata.session
 
     async def reconcile(self) -> None:
@@ -388,6 +406,11 @@ class Ownership:
             except BraidError as error:
                 log.info("hand-overs wait for the metadata store: %s", error)
                 await self._clock.sleep(RETRY_SECONDS)
+            except InvariantBroken:
+                raise
+            except Exception:  # or no hint would ever be followed again
+                log.exception("hand-overs failed in an unexpected way and are tried again")
+                await self._clock.sleep(RETRY_SECONDS)
 
     async def _pursue(self) -> None:
         """Take what hints bring, give what they take away."""
@@ -424,6 +447,10 @@ class Ownership:
                 await self.reconcile()
             except BraidError as error:
                 log.warning("ownership cannot be compared with the metadata store: %s", error)
+            except InvariantBroken:
+                raise
+            except Exception:  # or what no watch told would never be put right
+                log.exception("ownership could not be compared with the metadata store and is compared again")
 
     # ---- small things -----------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from braid.broker.namespaces import NAMESPACES, namespace_of_key
-from braid.errors import BraidError, Closed, Rejected, StoreError
+from braid.errors import BraidError, Closed, InvariantBroken, Rejected, StoreError
 from braid.metadata.api import Put
 from braid.model.names import NamespaceName
 from braid.runtime.tasks import Tasks
@@ -52,6 +52,10 @@ class PolicyWatch:
                 return
             except StoreError as error:
                 log.info("the watch on namespaces ended and is set up again: %s", error)
+            except InvariantBroken:
+                raise
+            except Exception:
+                log.exception("the watch on namespaces failed and is set up again")
             await self._service.runtime.clock.sleep(RETRY_SECONDS)
 
     async def _compare_loop(self) -> None:
@@ -88,3 +92,7 @@ class PolicyWatch:
                 await self._service.policies_changed(namespace)
         except BraidError as error:
             log.warning("the policies of %s cannot be applied now, it is tried again: %s", namespace, error)
+        except InvariantBroken:
+            raise
+        except Exception:  # its own concern, or no namespace would be looked at any more
+            log.exception("the policies of %s could not be applied, it is tried again", namespace)

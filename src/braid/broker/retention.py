@@ -14,7 +14,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from braid.errors import BraidError, TopicNotFound
+from braid.errors import BraidError, InvariantBroken, TopicNotFound
 from braid.model.names import Domain, TopicName
 from braid.model.retention import RetentionPolicies
 
@@ -55,7 +55,7 @@ class TopicRetention:
     async def trim(self) -> None:
         """Trim the loaded topics and add up what they keep only because nobody has read it."""
         unread = failures = 0
-        last: BraidError | None = None
+        last: Exception | None = None
         known: dict[TopicName, RetentionPolicies | None] = {}  # of topics with parts, read once for all parts
         for number, topic in enumerate(list(self._topics.values()), 1):
             if number % TRIMMED_AT_ONCE == 0:
@@ -70,6 +70,12 @@ class TopicRetention:
                 failures, last = failures + 1, error
                 if failures <= MAX_TOLD:
                     log.warning("trimming %s failed: %s", topic.name, error)
+            except InvariantBroken:
+                raise
+            except Exception as error:  # or nothing would ever be trimmed again
+                failures, last = failures + 1, error
+                if failures <= MAX_TOLD:
+                    log.exception("trimming %s failed in an unexpected way", topic.name)
             unread += topic.log.next_trim().unread_bytes
         self.unread_bytes = unread
         if failures > MAX_TOLD:

@@ -18,7 +18,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from braid.errors import Closed, StoreError, VersionConflict
+from braid.errors import Closed, InvariantBroken, StoreError, VersionConflict
 from braid.metadata.api import MetadataStore, Record, Session
 from braid.metadata.tenure import DEFAULT_RECONCILE_SECONDS, RETRY_SECONDS, Tenure, drop_nobodys, is_own, remove, take
 from braid.runtime.clock import Clock
@@ -161,6 +161,10 @@ class LeaderElection:
             except Closed:
                 self._hint.set()
                 return
+            except InvariantBroken:
+                raise
+            except Exception:
+                log.exception("the watch on %s failed and is set up again", self._key)
             await self._clock.sleep(RETRY_SECONDS)
             self._hint.set()
 
@@ -176,6 +180,11 @@ class LeaderElection:
         except StoreError as error:
             log.info("the election %s waits for the metadata store: %s", self._key, error)
             delay = min(RETRY_SECONDS, self._reconcile)
+        except (Closed, InvariantBroken):
+            raise
+        except Exception:  # or nobody would ever look at this office again
+            log.exception("the election %s failed in an unexpected way and is looked at again", self._key)
+            delay = self._reconcile
         else:
             delay = self._reconcile if self._unwanted is None else RETRY_SECONDS
         return delay if self._tenure is None else max(0.0, min(delay, self._tenure.seconds_left()))

@@ -17,7 +17,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from braid.errors import Closed, OutcomeUnknown, SessionLost, StoreError, StoreUnavailable, VersionConflict
+from braid.errors import Closed, InvariantBroken, OutcomeUnknown, SessionLost, StoreError, StoreUnavailable, VersionConflict
 from braid.metadata.api import MetadataStore, Record
 from braid.metadata.tenure import DEFAULT_RECONCILE_SECONDS, RETRY_SECONDS, Tenure, remove, take
 from braid.runtime.clock import Clock
@@ -257,6 +257,10 @@ class ResourceLocks:
             except Closed:
                 self.lose(lock)  # the handle is gone, and the record with it
                 return
+            except InvariantBroken:
+                raise
+            except Exception:
+                log.exception("the watch on the lock %s failed and is set up again", lock.key)
             await self._clock.sleep(RETRY_SECONDS)
 
     async def _mind(self) -> None:
@@ -264,14 +268,17 @@ class ResourceLocks:
         while True:
             delay = self._reconcile
             try:
-                for lock in list(self._locks.values()):
-                    await lock.check()
+                await self._check_all()
                 await self._tidy_up()
             except StoreError as error:
                 log.info("the locks wait for the metadata store: %s", error)
                 delay = min(RETRY_SECONDS, delay)
             except Closed:
                 return
+            except InvariantBroken:
+                raise
+            except Exception:  # or nobody would ever look at any lock again
+                log.exception("what locks may have left behind could not be removed, it is tried again")
             self._hint.clear()
             left = min([lock.seconds_left() for lock in self._locks.values() if lock.holds()], default=delay)
             timer = self._clock.call_later(max(0.0, min(delay, left)), self._hint.set)
@@ -279,6 +286,23 @@ class ResourceLocks:
                 await self._hint.wait()
             finally:
                 timer.cancel()
+
+    async def _check_all(self) -> None:
+        """Look at each lock. One that fails as nobody has foreseen keeps no other from it; the first of them is told."""
+        failures = 0
+        for lock in list(self._locks.values()):
+            try:
+                await lock.check()
+            except (StoreError, Closed):
+                raise  # it is the same with the others
+            except InvariantBroken:
+                raise
+            except Exception:
+                failures += 1
+                if failures == 1:
+                    log.exception("the lock %s could not be looked at and is looked at again", lock.key)
+        if failures > 1:
+            log.error("%d locks could not be looked at", failures)
 
     async def _tidy_up(self) -> None:
         """Remove records of ours that nobody wants, and forget doubts once what was under way has landed."""

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from braid.errors import BraidError, Closed
+from braid.errors import BraidError, Closed, InvariantBroken
 from braid.metadata.api import Delete, MetadataStore, Put
 from braid.model.txn import TxnId
 from braid.runtime.clock import Clock
@@ -115,7 +115,12 @@ class Decisions:
     async def _reconcile_loop(self) -> None:
         while True:
             await self._clock.sleep(self._reconcile_seconds)
-            await self.reconcile()
+            try:
+                await self.reconcile()
+            except InvariantBroken:
+                raise
+            except Exception:  # or an outcome that no watch tells would never be known
+                log.exception("held transactions could not be compared with the store and are compared again")
 
     async def reconcile(self) -> None:
         """Read every held header afresh. One that cannot be read keeps no other from being told."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from braid.errors import Closed, ConfigError, OutcomeUnknown, StoreError, VersionConflict
+from braid.errors import Closed, ConfigError, InvariantBroken, OutcomeUnknown, StoreError, VersionConflict
 from braid.metadata.api import ABSENT, Delete, MetadataStore, Put, Span
 from braid.metadata.election import LeaderElection, Leadership
 from braid.metadata.tenure import DEFAULT_RECONCILE_SECONDS, RETRY_SECONDS
@@ -170,6 +170,10 @@ class CoordinatorPartitions:
                 return
             except StoreError as error:
                 log.info("the watch on the leaders of transaction coordinators ended and is set up again: %s", error)
+            except InvariantBroken:
+                raise
+            except Exception:
+                log.exception("the watch on the leaders of transaction coordinators failed and is set up again")
             await self._clock.sleep(RETRY_SECONDS)
 
     async def _reconcile(self) -> None:
@@ -181,6 +185,10 @@ class CoordinatorPartitions:
                 return
             except StoreError as error:
                 log.info("the leaders of transaction coordinators cannot be compared with the store now: %s", error)
+            except InvariantBroken:
+                raise
+            except Exception:  # or what no watch told would never be put right
+                log.exception("the leaders of transaction coordinators could not be compared and are compared again")
 
     async def _reload(self) -> None:
         found: dict[int, str | None] = {}

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Final
 
-from braid.errors import BraidError, Closed, OutcomeUnknown, StoreError, VersionConflict
+from braid.errors import BraidError, Closed, InvariantBroken, OutcomeUnknown, StoreError, VersionConflict
 from braid.runtime.clock import Clock
 from braid.runtime.tasks import Tasks
 from braid.txn.config import TransactionConfig
@@ -80,6 +80,10 @@ class TransactionSweeps:
                 return
             except BraidError as error:
                 log.warning("a sweep of transactions waits for the metadata store: %s", error)
+            except InvariantBroken:
+                raise
+            except Exception:  # or no transaction would ever be swept up again
+                log.exception("a sweep of transactions failed in an unexpected way and is tried again")
 
     # Deadlines.
 
