@@ -26,6 +26,7 @@ from braid.errors import (
     ConsumerDisplaced,
     DeadlineExceeded,
     Denied,
+    InvariantBroken,
     KindConflict,
     LedElsewhere,
     NotFound,
@@ -228,7 +229,11 @@ class ScalableConsumer:
             return await place.is_right()
         except BraidError as error:
             log.info("who leads %s is not known at the moment: %s", self.wanted.topic, error)
-            return True
+        except InvariantBroken:
+            raise
+        except Exception:  # or the consumer would never be registered with another leader
+            log.exception("who leads %s could not be asked, and is asked again", self.wanted.topic)
+        return True
 
     async def _register_again(self) -> None:
         pause = FIRST_PAUSE_SECONDS
@@ -247,6 +252,10 @@ class ScalableConsumer:
                 return
             except BraidError as error:
                 log.debug("%s is not registered with a leader yet: %s", self.wanted.consumer_name, error)
+            except InvariantBroken:
+                raise
+            except Exception:
+                log.exception("%s could not be registered with a leader and tries again", self.wanted.consumer_name)
             await self._clock.sleep(pause * (0.5 + self._service.runtime.random.random()))
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 

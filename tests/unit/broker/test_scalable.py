@@ -9,6 +9,8 @@ import msgspec
 import pytest
 
 from braid.broker.commands.scalable import dag_message
+from braid.broker.consumer_places import Elsewhere
+from braid.broker.scalable_consumers import ScalableConsumer
 from braid.errors import AlreadyExists, NotAllowed, TopicNotFound
 from braid.metadata.api import Span
 from braid.model.hashranges import HashRange
@@ -517,6 +519,39 @@ async def test_a_consumer_that_closes_while_nobody_leads_is_gone_with_the_next_l
         while f"c{leaving}" in (await controller.stats())["subscriptions"]["sub"]["consumers"]:
             await world.advance(0.1)
     assert world.clock.monotonic() - before < 10  # not when its grace period ends
+
+
+@pytest.mark.inv("INV15")
+async def test_a_consumer_is_registered_again_after_an_unforeseen_exception(
+    world: Any, brokers: list[Any], clients: list[RawClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lead = await leader(brokers)
+    away = next(number for number, each in enumerate(brokers) if each is not lead)
+    await register(clients[away], "c")
+    await layout(clients[away])
+    calls = {"is_right": 0, "_register": 0}
+
+    def fail_twice(owner: type, method: str) -> None:
+        honest = getattr(owner, method)
+
+        async def stand_in(*args: Any) -> Any:
+            calls[method] += 1
+            if calls[method] <= 2:
+                raise KeyError("nobody has thought of this")
+            return await honest(*args)
+
+        monkeypatch.setattr(owner, method, stand_in)
+
+    fail_twice(Elsewhere, "is_right")
+    fail_twice(ScalableConsumer, "_register")
+    async with asyncio.timeout(10):
+        while calls["is_right"] < 3:
+            await world.advance(5)
+    controller = await next_leader(world, brokers, lead)
+    async with asyncio.timeout(10):
+        while controller._term.coordinators["sub"].state().connected_consumers < 1:
+            await world.advance(0.5)
+    assert calls["_register"] > 2
 
 
 async def test_a_half_open_connection_does_not_take_the_name_back_when_the_leader_changes(

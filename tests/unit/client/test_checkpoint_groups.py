@@ -698,3 +698,30 @@ async def test_a_group_begins_a_topic_made_anew_at_its_beginning(
     async with client.checkpoint_consumer(str(name), group="g", start=LATEST) as member:
         assert await drain([member], 30) == list(range(30))
         assert await rest([member]) == []
+
+
+@pytest.mark.inv("INV5")
+async def test_a_member_reads_a_topic_that_is_made_anew_under_it_from_its_beginning() -> None:
+    """It had read the former one to its end, and so would not even have looked again."""
+    name = TopicName.parse("persistent://public/default/again")
+    scalable = ScalableConfig(reconcile_seconds=0.2, consumer_grace_seconds=2)
+    async with InProcessBroker(config=StandaloneConfig(scalable_topics=scalable), with_http=False) as broker:
+        service = broker.nodes[0].service
+        await service.create_topic(name)
+        async with braid.connect(broker.service_url) as one, one.checkpoint_consumer(str(name), group="g") as member:
+            async with one.producer(str(name)) as producer:
+                for number in range(20):
+                    await producer.send(str(number).encode())
+            assert await drain([member], 20) == list(range(20))
+            await (await service.topic(name, create=False)).terminate()
+            await until(lambda: not member.segments)
+            member.checkpoint()
+            await service.delete_topic(name, force=True)
+            await service.create_topic(name)
+            async with one.producer(str(name)) as producer:
+                for number in range(30):
+                    await producer.send(str(number).encode())
+            got: set[int] = set()
+            async with asyncio.timeout(SECONDS):
+                while len(got) < 30:
+                    got.update(numbers(await member.receive_batch(50, 0.01)))
