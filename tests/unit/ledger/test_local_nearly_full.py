@@ -403,7 +403,7 @@ async def test_a_probe_that_is_under_way_at_the_end_is_the_last_one() -> None:
         world.clock,
         cast(Any, HeldWorker()),
         unmoved=lambda: 0,
-        still_full=lambda: told.append("full"),
+        still_full=told.append,
         ended=told.append,
     )
     room.wanted(LedgerStoreReadOnly("full"), 0)
