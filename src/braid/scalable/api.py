@@ -4,17 +4,21 @@ consumers. Holds no state and does no I/O."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from braid.errors import BraidError
+from braid.errors import BraidError, LedgerLost, StoreMismatch
 from braid.model.hashranges import HashRange
 from braid.model.names import TopicName
 from braid.model.positions import Position
 from braid.model.retention import NextTrim
 from braid.model.segments import SegmentEnd
 from braid.scalable.records import Initial
+
+UNTIL_REPAIRED: Final = (LedgerLost, StoreMismatch)
+"""Errors by which an owner refuses a segment, or a subscription's cursor there, until somebody repairs it: to try again changes
+nothing, and what waits for it must wait alone."""
 
 
 class Retention(NamedTuple):

@@ -14,26 +14,45 @@ from itertools import zip_longest
 
 import msgspec
 
-from braid.errors import NotFound, PreconditionFailed, TopicNotFound, invariant
+from braid.errors import BraidError, NotFound, PreconditionFailed, TopicNotFound, invariant
 from braid.model.layout import SegmentLayout
 from braid.model.segments import SegmentInfo
 from braid.runtime.plans import step
+from braid.scalable.api import UNTIL_REPAIRED
 from braid.scalable.plans import Notify, TopicWork, each, no_other
 from braid.scalable.records import PendingOperation, ScalableTopicMetadata, from_record, to_record
 
 
 async def split(work: TopicWork, segment_id: int, notify: Notify) -> None:
-    """Replace an active segment by two halves. Raises NotFound, PreconditionFailed, Conflict; nothing has changed then."""
+    """Replace an active segment by two halves. Raises NotFound, PreconditionFailed, Conflict and UNTIL_REPAIRED; nothing has
+    changed then."""
+    await _check_usable(work, segment_id)
     async with step("split:intend"):
         await _intend(work, "split", (segment_id,), lambda layout, now: layout.split(segment_id, now))
     await roll_forward(work, notify)
 
 
 async def merge(work: TopicWork, first_id: int, second_id: int, notify: Notify) -> None:
-    """Replace two adjacent active segments by one. Raises NotFound, PreconditionFailed, Conflict; nothing has changed then."""
+    """Replace two adjacent active segments by one. Raises NotFound, PreconditionFailed, Conflict and UNTIL_REPAIRED; nothing
+    has changed then."""
+    await _check_usable(work, first_id, second_id)
     async with step("merge:intend"):
         await _intend(work, "merge", (first_id, second_id), lambda layout, now: layout.merge(first_id, second_id, now))
     await roll_forward(work, notify)
+
+
+async def _check_usable(work: TopicWork, *segments: int) -> None:
+    """Raise one of UNTIL_REPAIRED if the owner of one of these cannot serve it: nobody could seal it, and an operation that
+    cannot be finished would stand in the way of all others."""
+    for number in segments:
+        segment = work.layout.active_segments.get(number)
+        if segment is not None:
+            try:
+                await work.segments.stats(work.name(segment))
+            except UNTIL_REPAIRED:
+                raise
+            except BraidError:  # the operation itself tells, makes the segment anew or tries again
+                continue
 
 
 async def replace(work: TopicWork, segment_id: int, notify: Notify) -> None:

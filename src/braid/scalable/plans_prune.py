@@ -17,7 +17,7 @@ from braid.errors import Conflict, SubscriptionNotFound, TopicNotFound
 from braid.model.layout import SegmentLayout
 from braid.model.segments import SegmentEnd, SegmentInfo
 from braid.runtime.plans import step
-from braid.scalable.api import Retention, SegmentStats
+from braid.scalable.api import UNTIL_REPAIRED, Retention, SegmentStats
 from braid.scalable.plans import Notify, TopicWork, each, no_other
 from braid.scalable.plans_layout import finish
 from braid.scalable.plans_upkeep import remove_strays
@@ -96,7 +96,11 @@ async def _prunable(
         unread_since = -1 if unread_minutes < 0 else work.runtime.clock.now_ms() - unread_minutes * MINUTE_MS
 
     async def look(segment: SegmentInfo) -> bool:
-        return await _is_drained(work, segment, kept, unread_since, found)
+        try:
+            return await _is_drained(work, segment, kept, unread_since, found)
+        except UNTIL_REPAIRED as error:  # it stays, with what comes after it; the others are none of its business
+            log.info("%s is kept: %s", work.name(segment), error)
+            return False
 
     drained = {segment.segment_id for segment, done in zip(candidates, await each(candidates, look), strict=True) if done}
     return sorted(number for number in drained if work.layout.ancestors(number) <= drained)

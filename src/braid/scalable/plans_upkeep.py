@@ -16,6 +16,7 @@ import msgspec
 from braid.errors import NotAllowed, TopicNotFound
 from braid.model.segments import SegmentInfo
 from braid.runtime.plans import step
+from braid.scalable.api import UNTIL_REPAIRED
 from braid.scalable.draining import initial_for
 from braid.scalable.plans import Notify, TopicWork, each
 from braid.scalable.plans_layout import replace
@@ -29,6 +30,13 @@ async def look_after(work: TopicWork, notify: Notify) -> list[int]:
     needed = await work.cursors()
 
     async def look(segment: SegmentInfo) -> tuple[int, bool] | None:
+        try:
+            return await repair(segment)
+        except UNTIL_REPAIRED as error:  # by somebody else; the other segments are looked after all the same
+            log.info("%s cannot be looked after: %s", work.name(segment), error)
+            return None
+
+    async def repair(segment: SegmentInfo) -> tuple[int, bool] | None:
         """The segment's id if it had to be made, or (True) must be replaced."""
         name = work.name(segment)
         try:

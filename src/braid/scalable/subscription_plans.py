@@ -1,8 +1,10 @@
 """`SubscriptionPlans`: create, delete, seek and clear-backlog of a topic's subscriptions, as plans over their records.
 
 The record shows the intent before anything is touched and is cleared, or removed, when everything is done (INV6); whoever leads
-then rolls an interrupted one forward, never back. Runs under the topic's operation lock, so no layout changes meanwhile. A seek
-takes all segments away from everyone first and forgets what was drained (INV8). Assignment itself is the coordinator's.
+then rolls an interrupted one forward, never back. What an owner refuses until it is repaired is refused before its intent is
+written; if it is in the record already it waits alone, and a deletion takes the place of everything but a deletion. Runs under
+the topic's operation lock, so no layout changes meanwhile. A seek takes all segments away from everyone first and forgets what
+was drained (INV8). Assignment itself is the coordinator's.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from braid.model.names import decode as decode_name
 from braid.model.segments import SegmentInfo, physical_name
 from braid.runtime.env import Runtime
 from braid.runtime.plans import step
-from braid.scalable.api import SegmentOps
+from braid.scalable.api import UNTIL_REPAIRED, SegmentOps
 from braid.scalable.config import ScalableConfig
 from braid.scalable.coordinator import SubscriptionCoordinator
 from braid.scalable.draining import initial_for
@@ -100,6 +102,8 @@ class SubscriptionPlans:
             await self._roll(name, record)
             record = await self._find(name)
         if record is None:
+            if kind != "CHECKPOINT":
+                await self._check_usable(name)  # before anything shows, as in `_begin`
             async with step("create-subscription:intend"):
                 record = await self._intend(name, kind, initial)
             if record.pending is not None:
@@ -113,7 +117,10 @@ class SubscriptionPlans:
         return record
 
     async def delete(self, name: str) -> None:
-        """Remove a subscription: its consumers, its cursors, its record. Raises SubscriptionNotFound."""
+        """Remove a subscription: its consumers, its cursors, its record. Raises SubscriptionNotFound.
+
+        Where a segment is refused until it is repaired, its cursor is left, the record shows the deletion until then, and the
+        error of the segment is raised: a new subscription of that name must not find the old position."""
         replaced = await self._replace_unreadable(name)
         if replaced is None:
             await self._begin(name, "delete")
@@ -144,7 +151,7 @@ class SubscriptionPlans:
                 if record.is_foreign(self._incarnation()):
                     continue
                 if record.is_resetting:
-                    await self._check_readable(name)
+                    await self._check_usable(name)
                 if record.pending is not None:
                     log.info("finishing the %s of subscription %s of %s", record.pending.kind, name, self._topic)
                     await self._roll(name, record)
@@ -152,7 +159,7 @@ class SubscriptionPlans:
                     await self._give_back(name, record)
             except StaleLeader:
                 raise
-            except StoreMismatch as error:  # until somebody repairs or deletes it; the topic's other operations go on
+            except UNTIL_REPAIRED as error:  # or somebody deletes it; the topic's other operations go on
                 log.warning("subscription %s of %s is left as it is: %s", name, self._topic, error)
             except BraidError as error:
                 errors.append(error)
@@ -201,8 +208,9 @@ class SubscriptionPlans:
                 f"Subscription {name} of {self._topic} is one of checkpoint consumers; their position is in their checkpoints."
             )
         if kind != "delete":
-            await self._check_readable(name)  # before anything shows: what cannot be finished would stand in everybody's way
-        if record.pending is not None and not (kind == "delete" and record.is_resetting):  # which needs no end then
+            await self._check_usable(name)  # before anything shows: what cannot be finished would stand in everybody's way
+        # A deletion needs no end of what was begun before, unless that is a deletion.
+        if record.pending is not None and (kind != "delete" or record.pending.kind == "delete"):
             await self._roll(name, record)
             await self._need(name)
         change = self._change_to(kind, timestamp_ms)
@@ -210,12 +218,15 @@ class SubscriptionPlans:
             record = await self._change(name, lambda old: msgspec.structs.replace(old, pending=change))
         await self._roll(name, record)
 
-    async def _check_readable(self, name: str) -> None:
-        """Raise StoreMismatch if an owner says that it cannot read the subscription's cursor, so that nobody can move it."""
+    async def _check_usable(self, name: str) -> None:
+        """Raise one of UNTIL_REPAIRED if an owner cannot serve a segment at all, or cannot read the subscription's cursor
+        there, so that nobody can make or move it."""
 
         async def look(segment: SegmentInfo) -> None:
             try:
                 stats = await self._segments.stats(self._physical(segment))
+            except UNTIL_REPAIRED:
+                raise
             except BraidError:  # who is to move the cursor is told what is wrong, or tries again
                 return
             for why in stats.blocked_by.get(name, ()):

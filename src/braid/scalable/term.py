@@ -452,6 +452,8 @@ class Term:
         known = self.coordinators.get(name)
         if record.type == "QUEUE" or (known is not None and not known.is_closed):
             return
+        if record.pending is not None and record.pending.kind == "delete":  # it waits for a segment; nobody joins it any more
+            return
         work = self.work
         coordinator = SubscriptionCoordinator(
             work.runtime,

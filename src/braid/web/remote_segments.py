@@ -24,7 +24,7 @@ from braid.errors import BraidError, ConnectFailed, LedgerFenced, NotReady, Requ
 from braid.metadata.claims import StaleLeader
 from braid.model.names import Domain, TopicName
 from braid.model.positions import Position
-from braid.scalable.api import Sealed, SegmentBacklog, SegmentOps, SegmentStats
+from braid.scalable.api import UNTIL_REPAIRED, Sealed, SegmentBacklog, SegmentOps, SegmentStats
 from braid.scalable.records import Initial
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ _KNOWN: dict[str, type[BraidError]] = {
     for name, each in vars(errors).items()
     if isinstance(each, type) and issubclass(each, RequestError) and name != "LedElsewhere"
 } | {"StaleLeader": StaleLeader, "LedgerFenced": LedgerFenced}
+_KNOWN |= {each.__name__: each for each in UNTIL_REPAIRED}
 
 
 class RemoteSegments:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from braid.errors import BraidError, StoreUnavailable, SubscriptionNotFound, TopicNotFound
+from braid.errors import BraidError, LedgerLost, StoreUnavailable, SubscriptionNotFound, TopicNotFound
 from braid.metadata.api import ABSENT, MetadataStore, Record, Span
 from braid.metadata.backends import memory
 from braid.metadata.election import LeaderElection, Leadership
@@ -66,6 +66,8 @@ class Segments:
     def __init__(self) -> None:
         self.topics: dict[str, Stored] = {}
         self.trace: list[tuple[str, str]] = []
+        self.lost: set[str] = set()
+        """Segments whose owners refuse everything until their data is put back."""
         self.fail: Callable[[str, str], BraidError | None] = lambda _operation, _segment: None
         self.hook: Callable[[str, str], None] = lambda _operation, _segment: None
 
@@ -84,6 +86,8 @@ class Segments:
         await asyncio.sleep(0.001)
         self.hook(operation, str(segment))
         self.trace.append((operation, str(segment)))
+        if str(segment) in self.lost:
+            raise LedgerLost(f"The store does not know ledger 7, which the topic {segment} needs.")
         error = self.fail(operation, str(segment))
         if error is not None:
             raise error

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from tests.unit.scalable.fakes import TOPIC, World, merge, prune, simulate, split, steps_of, topic_with
 
-from braid.errors import Conflict, NotFound, NotReady, PreconditionFailed
+from braid.errors import Conflict, LedgerLost, NotFound, NotReady, PreconditionFailed, SubscriptionNotFound
+from braid.model.segments import physical_name
 from braid.scalable.config import ScalableConfig
 from braid.scalable.records import (
     ScalableTopicMetadata,
@@ -322,8 +323,46 @@ def test_a_caller_that_goes_away_does_not_stop_its_split() -> None:
         task = asyncio.get_running_loop().create_task(controller.split_segment(0))
         await asyncio.sleep(0.002)
         task.cancel()
+
+        async def is_split() -> bool:
+            return (await world.layout()).epoch == 1
+
+        await world.until(is_split)
         await world.until_settled()
-        assert (await world.layout()).epoch == 1
+
+    simulate(main)
+
+
+@pytest.mark.inv("INV16")
+def test_a_segment_that_is_refused_until_it_is_repaired_is_in_no_other_operations_way() -> None:
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 4)
+        await split(broker, 0)
+        layout = await world.layout()
+        lost = {str(physical_name(TOPIC, layout.segment(number))) for number in (0, 1, 4)}
+
+        def fail(_operation: str, segment: str) -> Exception | None:
+            return LedgerLost(f"{segment} needs ledger 7.") if segment in lost else None
+
+        world.segments.fail = fail
+        for refused in (split(broker, 1), merge(broker, 1, 2), merge(broker, 4, 5)):
+            with pytest.raises(LedgerLost, match="needs ledger 7"):
+                await refused
+        assert (await world.metadata()) == (await world.until_settled(patience=0.1))  # nothing was begun
+        controller = await broker.lead()
+        with pytest.raises(LedgerLost, match="needs ledger 7"):
+            await broker.do(lambda _service: controller.create_subscription("s"))
+        with pytest.raises(SubscriptionNotFound):
+            await broker.do(lambda _service: controller.delete_subscription("s"))
+        begin = asyncio.get_running_loop().time()
+        await split(broker, 5)
+        await merge(broker, 2, 3)
+        assert asyncio.get_running_loop().time() - begin < 1.0
+        assert await prune(broker) == [2, 3]  # 0 is refused, and 5 came out of it
+        lost.clear()
+        assert await prune(broker) == [0, 5]
+        await broker.do(lambda _service: controller.create_subscription("s"))
+        await split(broker, 1)
 
     simulate(main)
 

@@ -11,6 +11,7 @@ from braid.errors import (
     Conflict,
     InvalidArgument,
     InvalidTopicName,
+    LedgerLost,
     NotReady,
     OutcomeUnknown,
     PreconditionFailed,
@@ -250,10 +251,8 @@ def test_a_drained_look_that_began_before_a_seek_proves_nothing() -> None:
         coordinator = leader.coordinators["sub"]
         await join(coordinator, "a")
         world.segments.at(layout, 0).read["sub"] = 2
-        look = asyncio.get_running_loop().create_task(coordinator.drains._look())
-        await asyncio.sleep(0)
-        coordinator.drains.forget()
-        await look
+        world.segments.hook = lambda operation, _segment: coordinator.drains.forget() if operation == "backlog" else None
+        await coordinator.drains._look()
         assert coordinator.drains.drained == set()
 
     virtually(main)
@@ -705,5 +704,72 @@ def test_a_cursor_that_cannot_be_read_is_in_nobody_elses_way(kind: str) -> None:
         await plans.delete("sub")
         assert await world.subscription() is None
         assert all(stored.read.keys() == {"other"} for stored in world.segments.topics.values())
+
+    virtually(main)
+
+
+@pytest.mark.inv("INV6", "INV16")
+def test_a_segment_with_a_lost_ledger_refuses_what_needs_all_before_it_is_begun() -> None:
+    async def main(world: World) -> None:
+        layout = grown()
+        world.segments.fill(TOPIC, layout, 3)
+        plans = (await world.leader()).plans(lambda: layout)
+        await plans.create("old", "STREAM", "earliest")
+        before = await world.subscription("old")
+        world.segments.lost = {str(physical_name(TOPIC, layout.segment(0)))}
+        for _again in range(2):
+            with pytest.raises(LedgerLost, match=r"does not know ledger 7, which the topic segment://.*/0000-7fff-0 needs"):
+                await plans.create("new", "STREAM", "earliest")
+        assert await world.subscription("new") is None
+        for reset in (plans.seek("old", 5), plans.clear_backlog("old")):
+            with pytest.raises(LedgerLost):
+                await reset
+        assert await world.subscription("old") == before
+        assert all("new" not in stored.read for stored in world.segments.topics.values())
+        await plans.create("group", "CHECKPOINT", "earliest")  # which has no cursors
+        await plans.roll_forward()
+
+    virtually(main)
+
+
+@pytest.mark.inv("INV6", "INV16")
+def test_a_creation_whose_segment_is_lost_meanwhile_waits_alone_and_can_be_deleted() -> None:
+    """What the deletion cannot reach it removes when that is back; until then nobody gets the name, and the old position."""
+
+    async def main(world: World) -> None:
+        layout = grown()
+        world.segments.fill(TOPIC, layout, 3)
+        plans = (await world.leader()).plans(lambda: layout)
+        name = str(physical_name(TOPIC, layout.segment(0)))
+
+        def lose(operation: str, _segment: str) -> None:
+            if operation == "create_subscription":
+                world.segments.lost = {name}
+
+        world.segments.hook = lose
+        with pytest.raises(LedgerLost):
+            await plans.create("sub", "STREAM", "earliest")
+        world.segments.hook = lambda _operation, _segment: None
+        left = await world.subscription()
+        assert left is not None and left.pending is not None and left.pending.kind == "create"
+        await plans.roll_forward()
+
+        with pytest.raises(LedgerLost):
+            await plans.delete("sub")
+        left = await world.subscription()
+        assert left is not None and left.pending is not None and left.pending.kind == "delete"
+        others = {key: stored for key, stored in world.segments.topics.items() if key != name}
+        assert all(stored.read == {} for stored in others.values())
+        await plans.roll_forward()
+        with pytest.raises(LedgerLost):
+            await plans.create("sub", "STREAM", "earliest")
+        assert all(stored.read == {} for stored in others.values())
+
+        world.segments.lost = set()
+        world.segments.topics[name].read["sub"] = 3
+        await plans.roll_forward()
+        assert await world.subscription() is None
+        await plans.create("sub", "STREAM", "earliest")
+        assert {stored.read["sub"] for stored in world.segments.topics.values()} == {0}
 
     virtually(main)

@@ -26,6 +26,7 @@ from braid.errors import (
     BraidError,
     ConsumerNotFound,
     KindConflict,
+    LedgerLost,
     NotReady,
     OutcomeUnknown,
     PreconditionFailed,
@@ -643,3 +644,22 @@ def test_a_group_without_members_ends_although_nobody_asks_for_anything() -> Non
         assert await world.records(f"{topic_path(TOPIC)}/subscriptions") == []
 
     simulate(main, config=ScalableConfig(group_grace_seconds=5 * PRUNE, idle_seconds=0))
+
+
+@pytest.mark.inv("INV16")
+def test_a_segment_that_is_refused_keeps_no_other_from_being_repaired() -> None:
+    async def main(world: World) -> None:
+        await topic_with(world, 3)
+        layout = await world.layout()
+        lost = str(physical_name(TOPIC, layout.segment(0)))
+        world.segments.fail = lambda _operation, segment: LedgerLost("Ledger 7.") if segment == lost else None
+        world.segments.named(TOPIC, layout, 1).is_sealed = True
+        del world.segments.topics[str(physical_name(TOPIC, layout.segment(2)))]
+
+        async def is_repaired() -> bool:
+            now = await world.layout()
+            return set(now.active_segments) == {0, 2, 3, 4} and len(world.segments.topics) >= 4
+
+        await world.until(is_repaired, PRUNE * 3)
+
+    simulate(main)
