@@ -358,9 +358,8 @@ class Client:
         ttl_ms = milliseconds_of(self.config.transaction_timeout if timeout is None else timeout)
         self.keep(self.coordinators)
         deadline = self.runtime.clock.monotonic() + self.config.operation_timeout
-        number = await self.coordinators.next()
-        body = await self.coordinators.ask(
-            number, lambda request: txn_requests.new(request, number, ttl_ms, is_decider=is_decider), deadline
+        body = await self.coordinators.begin(
+            lambda request, coordinator: txn_requests.new(request, coordinator, ttl_ms, is_decider=is_decider), deadline
         )
         return TxnId(body.txnid_most_bits, body.txnid_least_bits)
 

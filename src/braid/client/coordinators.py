@@ -11,6 +11,7 @@ import asyncio
 import logging
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from braid.client.connection import Connection
@@ -20,6 +21,7 @@ from braid.errors import (
     ConnectionLost,
     DeadlineExceeded,
     MetadataFailure,
+    Overloaded,
     TransactionCoordinatorNotFound,
     TransactionNotFound,
     TransportError,
@@ -85,6 +87,27 @@ class Coordinators:
                 if self._clock.monotonic() + pause >= deadline:
                     raise
                 log.info("transaction coordinator %d did not answer, trying again: %s", coordinator, error)
+            await self._clock.sleep(pause * (0.5 + self._client.runtime.random.random()))
+            pause = min(pause * 2, self._config.backoff_max)
+
+    async def begin(self, build: Callable[[int, int], bytes], deadline: float) -> Any:
+        """The answer to a request that any coordinator can serve; `build` is given the number of the request and a coordinator.
+        What passes is tried again with the next one, at once as long as each has refused no more often than the others: what is
+        wrong with one (a record of its own, too many open transactions) is of no concern to the next."""
+        pause, refused = self._config.backoff_initial, 0
+        while True:
+            coordinator = await self.next()
+            try:
+                connection = await self._client.connection_for(self._urls.get(coordinator))
+                return await connection.request(partial(_for_coordinator, build, coordinator))
+            except PASSING as error:
+                if self._clock.monotonic() + pause >= deadline:
+                    raise
+                log.info("transaction coordinator %d begins nothing, trying the next one: %s", coordinator, error)
+                if isinstance(error, MetadataFailure | Overloaded):
+                    refused += 1
+                    if refused % self.count:
+                        continue
             await self._clock.sleep(pause * (0.5 + self._client.runtime.random.random()))
             pause = min(pause * 2, self._config.backoff_max)
 
@@ -196,6 +219,10 @@ class Coordinators:
                     log.info("the transaction coordinators cannot be watched yet: %s", error)
                     await self._clock.sleep(pause * (0.5 + self._client.runtime.random.random()))
                     pause = min(pause * 2, WATCH_BACKOFF_MAX)
+
+
+def _for_coordinator(build: Callable[[int, int], bytes], coordinator: int, number: int) -> bytes:
+    return build(number, coordinator)
 
 
 def _late(first: asyncio.Future[None]) -> None:

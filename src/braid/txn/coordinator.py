@@ -27,7 +27,7 @@ from braid.errors import (
     TransactionNotFound,
     VersionConflict,
 )
-from braid.model.txn import MAX_SERIAL, MAX_SUB, TxnId
+from braid.model.txn import MAX_SUB, TxnId
 from braid.runtime.clock import Clock
 from braid.txn.config import TransactionConfig
 from braid.txn.records import SinkBatch, State, TxnHeader
@@ -390,8 +390,6 @@ class _Serials:
                 first = await self._store.reserve_serials(self._coordinator, BLOCK)
             except (VersionConflict, OutcomeUnknown):
                 continue  # another broker was faster, or a block may be lost
-            if first + BLOCK - 1 > MAX_SERIAL:
-                raise NotAllowed(f"The transaction coordinator {self._coordinator} has no ids left; use another one.")
             self._next, self._end = first, first + BLOCK
             return
         raise StoreUnavailable(f"No transaction ids could be reserved in {ATTEMPTS} attempts; try again.")

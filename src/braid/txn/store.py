@@ -14,7 +14,7 @@ import msgspec
 from braid.errors import StoreMismatch, VersionConflict
 from braid.metadata.api import ABSENT, IndexSpan, MetadataStore, Record, Span
 from braid.metadata.names import decode_name
-from braid.model.txn import TxnId
+from braid.model.txn import MAX_SERIAL, TxnId
 from braid.runtime.clock import Clock
 from braid.txn import records
 from braid.txn.counters import TxnCounters as TxnCounters
@@ -139,10 +139,16 @@ class TransactionStore:
 
     async def reserve_serials(self, coordinator: int, count: int) -> int:
         """Take a block of serials; the first of them. Raises VersionConflict if another broker took one at the same time, and
-        after OutcomeUnknown a block may be lost. The first of all is 1, so that no transaction has an id of zeros."""
+        after OutcomeUnknown a block may be lost. The first of all is 1, so that no transaction has an id of zeros. Raises
+        StoreMismatch, before anything is written, if the record cannot be read or leaves no serials."""
         key = records.serial_key(coordinator)
         found = await self.metadata.get(key, fresh=True)
-        first = 1 if found is None else records.decode_serials(key, found.value).next
+        first = 1 if found is None else max(1, records.decode_serials(key, found.value).next)
+        if first + count - 1 > MAX_SERIAL:
+            raise StoreMismatch(
+                f"By the record {key} the transaction coordinator {coordinator} has used all ids below {first} and has none "
+                "left; repair it, others go on."
+            )
         value = records.encode(SerialBlock(next=first + count))
         await self.metadata.put(key, value, expected=ABSENT if found is None else found.version)
         return first

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+import braid
 from braid.errors import (
     ConfigError,
     InvalidTransactionStatus,
+    MetadataFailure,
     Overloaded,
     TransactionCoordinatorNotFound,
     from_code,
@@ -20,7 +22,7 @@ from braid.scalable.config import ScalableConfig
 from braid.testing.broker import InProcessBroker
 from braid.testing.raw_client import RawClient
 from braid.txn.config import TransactionConfig
-from braid.txn.records import TxnOp
+from braid.txn.records import TxnOp, serial_key
 from braid.web.config import StandaloneConfig
 from braid.wire import requests, txn_requests
 from braid.wire.types import CommandType, LookupResult
@@ -254,3 +256,20 @@ async def test_the_owner_is_asked_over_http(scalable: bool) -> None:
                 await asyncio.sleep(0.05)
         assert await store.ops(txn) == []
         assert str(name) not in leader.topics
+
+
+async def test_a_coordinator_whose_serials_cannot_be_read_refuses_alone() -> None:
+    """By the name of the record; the SDK takes the next coordinator."""
+    async with InProcessBroker() as broker, braid.connect(broker.service_url) as client:
+        handle = broker.standalone.metadata.handle("somebody")
+        for number in range(3):
+            await handle.put(serial_key(number), b'{"next":"x"}')
+        await handle.close()
+        begun = [await client.begin_transaction() for _ in range(32)]
+        assert {txn.id.most for txn in begun} == set(range(3, 16))
+        raw = await RawClient.connect(broker.service_url, is_braid=True)
+        with pytest.raises(MetadataFailure, match=r"The record /txn-serial/2 cannot be read"):
+            await ask(raw, txn_requests.new(5, 2, 60_000), 5)
+        raw.close()
+        for txn in begun:
+            await txn.commit()

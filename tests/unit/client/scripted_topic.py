@@ -47,8 +47,12 @@ class ScriptedCoordinators:
         self.refusal: BraidError | None = None
         """Of watches."""
         self.watches: list[tuple[asyncio.Transport, int]] = []
+        self.broken: dict[int, BraidError] = {}
+        """Coordinators that begin nothing, and what they say."""
+        self.asked: list[int] = []
+        """Coordinator of each NEW_TXN."""
         self.begun: list[tuple[int, int]] = []
-        """Coordinator and time to live of each NEW_TXN."""
+        """Coordinator and time to live of each NEW_TXN that was not refused."""
         self.ended: list[tuple[TxnId, str]] = []
         """Each END_TXN: transaction, COMMIT or ABORT."""
         self.answers: list[BraidError | str | None] = []
@@ -76,6 +80,13 @@ class ScriptedCoordinators:
             self.watches.append((transport, body.watch_id))
             self._tell(transport, body.watch_id)
         elif kind == CommandType.NEW_TXN:
+            self.asked.append(body.tc_id)
+            if (error := self.broken.get(body.tc_id)) is not None:
+                refused = pb.CommandNewTxnResponse(
+                    request_id=body.request_id, error=enum_value(error.code), message=error.message
+                )
+                transport.write(encode(CommandType.NEW_TXN_RESPONSE, refused))
+                return
             self.begun.append((body.tc_id, body.txn_ttl_millis))
             txn = TxnId.of(body.tc_id, len(self.begun))
             reply = pb.CommandNewTxnResponse(request_id=body.request_id, txnid_most_bits=txn.most, txnid_least_bits=txn.least)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 from tests.unit.client.scripted_topic import QUICK, TOPIC, ScriptedTopic, served, until
@@ -15,8 +16,11 @@ from braid.errors import (
     DeadlineExceeded,
     InvalidArgument,
     InvalidTransactionStatus,
+    MetadataFailure,
     NotAllowed,
     NotReady,
+    Overloaded,
+    StoreMismatch,
     TransactionConflict,
     TransactionCoordinatorNotFound,
     TransactionNotFound,
@@ -39,6 +43,33 @@ async def test_coordinators_take_turns(client: Client, topic: ScriptedTopic) -> 
     assert numbers[:4] == numbers[4:]
     assert {ttl for _number, ttl in topic.transactions.begun} == {2500}
     assert topic.seen[CommandType.WATCH_TC_ASSIGNMENTS] == 1
+
+
+async def test_a_new_transaction_takes_the_next_coordinator_if_one_refuses(client: Client, topic: ScriptedTopic) -> None:
+    coordinators = topic.transactions
+    coordinators.count = 4
+    coordinators.broken = {2: StoreMismatch("The record /txn-serial/2 cannot be read."), 3: Overloaded("Full.")}
+    for _ in range(8):
+        await client.begin_transaction()
+    assert len(coordinators.begun) == 8
+    assert {number for number, _ttl in coordinators.begun} == {0, 1}
+    assert not any(one == other for one, other in pairwise(coordinators.asked))
+
+
+async def test_a_transaction_that_no_coordinator_begins_is_refused_at_the_deadline(topic: ScriptedTopic) -> None:
+    """Each is asked before there is a pause, and the error is one of theirs."""
+    clock = ManualClock()
+    topic.transactions.count = 3
+    topic.transactions.broken = dict.fromkeys(range(3), StoreMismatch("The record /txn-serial/2 cannot be read."))
+    async with braid.connect(topic.url, config=ClientConfig(operation_timeout=5), runtime=Runtime(clock=clock)) as client:
+        beginning = asyncio.ensure_future(client.begin_transaction())
+        await until(lambda: len(topic.transactions.asked) == 3)
+        assert sorted(topic.transactions.asked) == [0, 1, 2]
+        while not beginning.done():
+            await clock.advance(0.5)
+        with pytest.raises(MetadataFailure, match="/txn-serial/2 cannot be read"):
+            await beginning
+        assert len(topic.transactions.asked) < 60
 
 
 async def test_a_coordinator_is_asked_where_it_is_and_a_left_out_one_where_it_was(topic: ScriptedTopic) -> None:

@@ -12,6 +12,7 @@ from braid.errors import (
     NotAllowed,
     OutcomeUnknown,
     Overloaded,
+    StoreMismatch,
     StoreUnavailable,
     TransactionCoordinatorNotFound,
     TransactionNotFound,
@@ -92,6 +93,28 @@ async def test_ids_never_repeat_across_brokers_and_restarts() -> None:
         assert len(set(found)) == len(found)
         assert TxnId(0, 0) not in found
         assert {txn.serial // BLOCK for txn in found if txn.most == 0} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (b'{"next":"x"}', "The record /txn-serial/3 cannot be read"),
+        (b'{"next":8796093022200}', "By the record /txn-serial/3 .* 3 has used all ids below 8796093022200"),
+        (b'{"next":9223372036854775807}', "By the record /txn-serial/3"),
+    ],
+)
+async def test_a_spoilt_record_of_serials_refuses_its_own_coordinator_and_stays_as_it_is(
+    bench: Bench, value: bytes, why: str
+) -> None:
+    await bench.faulty.put(records.serial_key(3), value)
+    for _again in range(2):
+        with pytest.raises(StoreMismatch, match=why):
+            await bench.coordinator.new(3, MINUTE_MS, owner=None)
+    found = await bench.faulty.get(records.serial_key(3))
+    assert found is not None and found.value == value
+    assert (await bench.coordinator.new(4, MINUTE_MS, owner=None)).most == 4
+    await bench.faulty.put(records.serial_key(3), b'{"next":0}')
+    assert (await bench.coordinator.new(3, MINUTE_MS, owner=None)).serial == 1  # repaired: no restart is needed
 
 
 async def test_serials_are_reserved_once_in_ten_thousand(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
