@@ -18,7 +18,8 @@ class Listener(Protocol):
     port: int
 
     def close(self) -> None:
-        """Stop accepting; connections already made live on."""
+        """Stop accepting; connections already made live on. One that was just accepted shows up in the next turns of the loop,
+        and its protocol, or whoever made it, has to end it."""
         ...
 
 
@@ -35,14 +36,20 @@ class Network(Protocol):
 class SystemListener:
     """One port, on every address the host name stands for."""
 
-    def __init__(self, servers: list[asyncio.AbstractServer], host: str, port: int) -> None:
+    def __init__(self, servers: list[asyncio.Server], host: str, port: int) -> None:
         self._servers = servers
         self.host = host
         self.port = port
 
     def close(self) -> None:
+        """The loop accepts a connection in one turn and makes its transport in the next, which fails if the server is closed in
+        between: nobody would have the socket then. So nothing is accepted from now on, and the server is closed behind what the
+        loop has queued already."""
+        loop = asyncio.get_running_loop()
         for server in self._servers:
-            server.close()
+            for sock in server.sockets:
+                loop.remove_reader(sock.fileno())
+            loop.call_soon(server.close)
 
 
 class SystemNetwork:
@@ -52,7 +59,7 @@ class SystemNetwork:
         loop = asyncio.get_running_loop()
         infos = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         sockets = _bind_same_port(infos, port)
-        servers: list[asyncio.AbstractServer] = [await loop.create_server(factory, sock=sock, backlog=1024) for sock in sockets]
+        servers = [await loop.create_server(factory, sock=sock, backlog=1024) for sock in sockets]
         return SystemListener(servers, host, sockets[0].getsockname()[1])
 
     async def connect(self, host: str, port: int, factory: Callable[[], P]) -> tuple[asyncio.Transport, P]:

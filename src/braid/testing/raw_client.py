@@ -124,8 +124,12 @@ class RawClient(asyncio.Protocol):
             lambda: cls(answers_pings=answers_pings), address.hostname or "localhost", address.port or 6650
         )
         if handshake:
-            client.send(hello(client_version, protocol_version, is_braid=is_braid))
-            await client.expect(CommandType.CONNECTED)
+            try:
+                client.send(hello(client_version, protocol_version, is_braid=is_braid))
+                await client.expect(CommandType.CONNECTED)
+            except BaseException:  # whoever gives up waiting has nothing to close it by
+                client.close()
+                raise
         return client
 
     # asyncio's calls

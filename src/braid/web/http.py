@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -37,15 +38,16 @@ TOO_SLOW = (
 class _Connection(H11Protocol):
     """One client; closed when it is too slow or sends what nobody wants."""
 
-    def __init__(self, *args: Any, read_seconds: float, **options: Any) -> None:
+    def __init__(self, *args: Any, read_seconds: float, is_over: Callable[[], bool], **options: Any) -> None:
         super().__init__(*args, **options)
+        self._is_over = is_over
         self._read_seconds = read_seconds
         self._deadline: asyncio.TimerHandle | None = None
         self._unwanted = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
+        if len(self.connections) > MAX_CONNECTIONS or self._is_over():  # accepted just before the server stopped
             transport.abort()
             return
         self.timeout_keep_alive_task = self.loop.call_later(self._read_seconds, self.timeout_keep_alive_handler)
@@ -120,6 +122,7 @@ class HttpServer:
         )
         self._state = ServerState()
         self._listener: Listener | None = None
+        self._is_over = False
 
     @property
     def port(self) -> int:
@@ -136,6 +139,7 @@ class HttpServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Finish the requests under way, for a short while; then close what is left."""
+        self._is_over = True
         if self._listener is not None:
             self._listener.close()
         for connection in list(self._state.connections):
@@ -147,6 +151,7 @@ class HttpServer:
 
     def abort(self) -> None:
         """Close the port and drop every connection at once."""
+        self._is_over = True
         if self._listener is not None:
             self._listener.close()
         self._drop()
@@ -163,4 +168,10 @@ class HttpServer:
             task.cancel()
 
     def _connection(self) -> asyncio.Protocol:
-        return _Connection(config=self._config, server_state=self._state, app_state={}, read_seconds=self._read_seconds)
+        return _Connection(
+            config=self._config,
+            server_state=self._state,
+            app_state={},
+            read_seconds=self._read_seconds,
+            is_over=lambda: self._is_over,
+        )

@@ -75,3 +75,22 @@ async def test_a_killed_broker_says_nothing_of_the_requests_it_had(caplog: pytes
         (answer,) = await asking
         assert isinstance(answer, httpx.TransportError)
     assert [each.getMessage() for each in caplog.records if "ASGI" in each.getMessage()] == []
+
+
+class StopsAsItAccepts(HttpServer):
+    """Stopped between the turn that accepts a connection and the one that makes its transport."""
+
+    def _connection(self) -> asyncio.Protocol:
+        self.abort()
+        return super()._connection()
+
+
+async def test_a_connection_that_was_accepted_as_the_server_stops_is_dropped() -> None:
+    async with StopsAsItAccepts(Runtime(), Waiting(has_begun=False, is_busy=False), "127.0.0.1", 0) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        try:
+            async with asyncio.timeout(10):
+                assert await reader.read() == b""
+        finally:
+            writer.close()
+        assert server._state.connections == set()

@@ -13,8 +13,10 @@ import pytest
 
 import braid
 from braid.errors import ConfigError
+from braid.runtime.network import SystemNetwork
 from braid.testing.broker import BackgroundBroker, InProcessBroker
 from braid.testing.clock import ManualClock
+from braid.testing.raw_client import RawClient
 
 
 async def test_timers_fire_in_order_each_at_its_moment() -> None:
@@ -112,3 +114,22 @@ def test_a_user_without_the_server_extra_is_told_what_to_install(tmp_path: Path,
     assert "braidmq[server]" in ran.stdout
     assert "Traceback" not in ran.stdout
     assert "site-packages" not in ran.stdout  # no stack of ours either
+
+
+async def test_a_raw_client_that_is_given_up_while_it_connects_leaves_no_connection() -> None:
+    class Silent(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            connecting.cancel()  # it has said hello, and nobody answers
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            over.set()
+
+    over = asyncio.Event()
+    listener = await SystemNetwork().listen("127.0.0.1", 0, Silent)
+    connecting = asyncio.ensure_future(RawClient.connect(f"pulsar://127.0.0.1:{listener.port}"))
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    async with asyncio.timeout(10):
+        await over.wait()
+    listener.close()
+    await asyncio.sleep(0)
