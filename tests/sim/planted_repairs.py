@@ -168,7 +168,7 @@ REPAIRED: dict[int, Plant] = {
         ("C18",),
         forced_and_forgotten,
     ),
-    218: Plant("cursors that are missing in young segments begin at the end", "W13", 34, ("C1",), no_young_segments),
+    218: Plant("cursors that are missing in young segments begin at the end", "W13", 90, ("C1",), no_young_segments),
 }
 
 CAUGHT_BY_TESTS: dict[str, str] = {

@@ -131,7 +131,9 @@ SCALABLE_PLANTS: dict[int, Plant] = {
     7: Plant("ack on consumer close", "W1", 3, ("C1",), ack_on_close),
     8: Plant("parent not drained before child", "W1", 1, ("C5", "C4"), children_before_parents),
     9: Plant("new producer per retry on a sealed parent", "W1", 11, ("C19",), producer_per_retry),
-    11: Plant("children without a subscription created during the split", "W6", 9, ("C1",), children_without_new_subscriptions),
+    11: Plant(
+        "children without a subscription created during the split", "W6", 43, ("C1",), children_without_new_subscriptions
+    ),
     12: Plant(
         "layout CAS before parent sealed",
         "W1",
