@@ -22,6 +22,8 @@ from braid.testing.sim.workloads import WORKLOADS, run
 
 SEEDS = 10
 """Of each workload; `make sim` runs more."""
+FIRST = {"W11": 10}
+"""Where the fixed seeds of a workload begin, if not with 0: none of the first ten of W11 draws the fault `abort-open`."""
 FOUND = (("W4", 5182148), ("W5", 8295856), ("FastBank", 40157), ("FastBank", 40483), ("W14", 491296364), ("W15", 1652662388))
 """Seeds that failed once. What happens in them has changed since; what they found has tests of its own."""
 EXERCISED: dict[str, dict[str, int]] = {
@@ -59,7 +61,7 @@ def pool() -> Iterator[Pool]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("workload", sorted(WORKLOADS))
 def test_every_promise_is_kept(workload: str, pool: Pool) -> None:
-    results = pool.map(run_one, [(workload, seed, None) for seed in range(SEEDS)], chunksize=2)
+    results = pool.map(run_one, [(workload, FIRST.get(workload, 0) + seed, None) for seed in range(SEEDS)], chunksize=2)
     failed = [result for result in results if result.violations]
     assert not failed, "\n".join(f"{replay_command(each, None)}: {each.violations[:3]}" for each in failed)
     idle = [(result.seed, result.operations, result.faults) for result in results if not result.counts]
