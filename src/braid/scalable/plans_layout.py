@@ -19,6 +19,7 @@ from braid.model.layout import SegmentLayout
 from braid.model.segments import SegmentInfo
 from braid.runtime.plans import step
 from braid.scalable.api import UNTIL_REPAIRED
+from braid.scalable.draining import initial_for
 from braid.scalable.plans import Notify, TopicWork, each, no_other
 from braid.scalable.records import PendingOperation, ScalableTopicMetadata, from_record, to_record
 
@@ -202,8 +203,10 @@ async def _flip(work: TopicWork, pending: PendingOperation) -> None:
 
 
 async def _late_cursors(work: TopicWork, pending: PendingOperation, children: list[SegmentInfo]) -> None:
-    """Cursors for subscriptions made while the children were: on the topic, or on a parent before it was sealed."""
-    wanted = set(await work.cursors())
+    """Cursors for subscriptions made while the children were: on the topic, or on a parent before it was sealed. One that was
+    made when the layout showed the children already begins in them where it wants to."""
+    records = await work.cursors()
+    wanted = set(records)
     for number in pending.parents:
         parent = work.layout.all_segments.get(number)
         if parent is not None:
@@ -215,7 +218,8 @@ async def _late_cursors(work: TopicWork, pending: PendingOperation, children: li
     async def complete(child: SegmentInfo) -> None:
         missing = wanted - set(await work.segments.subscriptions(work.name(child)))
         for name in sorted(missing):
-            await work.create_cursor(child, name, "earliest")
+            record = records.get(name)
+            await work.create_cursor(child, name, "earliest" if record is None else initial_for(record, child))
 
     await each(children, complete)
 

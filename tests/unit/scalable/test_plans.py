@@ -129,6 +129,31 @@ def test_merge_in_order() -> None:
     simulate(main)
 
 
+@pytest.mark.parametrize(("at", "begins"), [("split:flip", 0), ("split:late-cursors", 3)])
+def test_a_subscription_at_latest_begins_in_children_that_it_was_shown_at_their_end(at: str, begins: int) -> None:
+    """In children that are younger than the subscription it misses nothing; in those that were there already it wants nothing
+    of what came before it."""
+
+    async def main(world: World) -> None:
+        broker = await topic_with(world, 1)
+
+        async def appear(name: str) -> None:
+            if name == at:
+                await world.brokers[1].service.register_queue_subscription(TOPIC, "new", "latest")
+            if name == "split:late-cursors":
+                for number in (1, 2):
+                    child = world.segments.named(TOPIC, await world.layout(), number)
+                    child.messages = 3
+                    child.cursors.pop("new", None)  # its owner could not be reached then
+
+        await world.broker()
+        await steps_of(split(broker, 0), appear)
+        layout = await world.layout()
+        assert [world.segments.named(TOPIC, layout, number).cursors for number in (1, 2)] == [{"new": begins}] * 2
+
+    simulate(main)
+
+
 @pytest.mark.inv("INV7")
 @pytest.mark.parametrize("at", ["split:create-children", "split:seal-parent", "split:flip", "split:late-cursors"])
 def test_a_subscription_that_appears_during_a_split_is_on_the_children(at: str) -> None:
