@@ -63,9 +63,11 @@ SURVIVORS: dict[int, Plant] = {
     102: Plant(
         "cursors of subscriptions that came during a split begin at the end of the children",
         "W13",
-        11,
+        1,
         ("C1",),
-        lambda: changed(plans_layout, "_late_cursors", '"earliest"', '"latest"'),
+        lambda: changed(
+            plans_layout, "_late_cursors", '"earliest" if record is None else initial_for(record, child)', '"latest"'
+        ),
     ),
     104: Plant("aborted records are read before ops are listed", "W12", 28, ("C6", "C7"), aborted_before_ops),
     105: Plant(
