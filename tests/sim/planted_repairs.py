@@ -130,13 +130,13 @@ def no_young_segments() -> list[Patch]:
 
 REPAIRED: dict[int, Plant] = {
     201: Plant(
-        "the end of one waiter's patience wakes all others for ever", "W4", 73, ("limit",), shared_patience, SPIN_SECONDS
+        "the end of one waiter's patience wakes all others for ever", "W4", 38, ("limit",), shared_patience, SPIN_SECONDS
     ),
     203: Plant(
-        "only a write tells an owner that it has a successor", "W11", 2, ("C1", "C6", "C7", "C18"), owners_who_do_not_look
+        "only a write tells an owner that it has a successor", "W11", 5, ("C1", "C6", "C7", "C18"), owners_who_do_not_look
     ),
     207: Plant("a member that joins a group begins where it likes", "W14", 0, ("C1", "C3"), own_starts),
-    208: Plant("a segment moves inside a group before its place is known", "W14", 0, ("C1", "C3"), given_at_once),
+    208: Plant("a segment moves inside a group before its place is known", "W14", 1, ("C1", "C3"), given_at_once),
     212: Plant(
         "a group that begins while another one fails takes its place",
         "W1",
@@ -168,7 +168,7 @@ REPAIRED: dict[int, Plant] = {
         ("C18",),
         forced_and_forgotten,
     ),
-    218: Plant("cursors that are missing in young segments begin at the end", "W13", 90, ("C1",), no_young_segments),
+    218: Plant("cursors that are missing in young segments begin at the end", "W13", 11, ("C1",), no_young_segments),
 }
 
 CAUGHT_BY_TESTS: dict[str, str] = {

@@ -69,7 +69,7 @@ SURVIVORS: dict[int, Plant] = {
             plans_layout, "_late_cursors", '"earliest" if record is None else initial_for(record, child)', '"latest"'
         ),
     ),
-    104: Plant("aborted records are read before ops are listed", "W12", 28, ("C6", "C7"), aborted_before_ops),
+    104: Plant("aborted records are read before ops are listed", "W12", 17, ("C6", "C7"), aborted_before_ops),
     105: Plant(
         "a segment counts as drained before its acknowledgments are durable",
         "W13",

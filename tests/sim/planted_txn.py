@@ -183,7 +183,7 @@ TXN_PLANTS: dict[int, Plant] = {
     1: Plant("unknown transaction treated as aborted after collection", "W4", 0, ("C6", "C1"), unknown_is_aborted),
     2: Plant("op record written after append", "W4", 0, ("C6", "C7", "C8"), op_after_append),
     3: Plant("header check and op write not atomic", "W4", 6, ("C6", "C7", "C8"), header_before_op),
-    4: Plant("timeout multiplied by 1,000", "W5", 2, ("C18",), thousandfold),
+    4: Plant("timeout multiplied by 1,000", "W5", 0, ("C18",), thousandfold),
     5: Plant(
         "terminal transactions never leave the cache",
         "W4",
@@ -209,23 +209,23 @@ TXN_PLANTS: dict[int, Plant] = {
     28: Plant(
         "filtered entries not acknowledged",
         "W4",
-        1,
+        5,
         ("C1", "C6", "C18"),
         unacknowledged,
     ),
     31: Plant(
         "acknowledgments deleted before the cursor is durable",
         "W4",
-        6,
+        0,
         ("C6", "C7"),
         lambda: changed(StoredAcks, "materialise", "if is_applied:", "if False:"),
     ),
     36: Plant(
         "transactional acknowledgment of a held or acknowledged position accepted",
         "W4",
-        1,
+        2,
         ("C6", "C7"),
         lambda: [(Holds, "conflict", lambda *_anything: None)],
     ),
-    1036: Plant("transactional acknowledgment held by a stale owner", "W4", 3, ("C6", "C7"), no_owner_check),
+    1036: Plant("transactional acknowledgment held by a stale owner", "W4", 15, ("C6", "C7"), no_owner_check),
 }
