@@ -225,10 +225,19 @@ def test_refused_inside_a_running_loop(broker: BackgroundBroker, client: blockin
         producer.send(b"x")
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Whoever starts the tests in the background may have them ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_breaks_a_wait_off_and_loses_nothing(client: blocking.Client, topic: str) -> None:
     with client.producer(topic) as producer, client.stream_consumer(topic, "s") as consumer:
         for _ in range(3):
@@ -243,6 +252,7 @@ def test_ctrl_c_breaks_a_wait_off_and_loses_nothing(client: blocking.Client, top
         consumer.acknowledge_cumulative(message)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_result_that_comes_with_ctrl_c_is_kept() -> None:
     thread = LoopThread("test-loop", "thing", "another")
     try:
